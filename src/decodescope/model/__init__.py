@@ -1,0 +1,1 @@
+"""The forward pass and what it needs: configuration, rotary tables, KV cache, checkpoint, cost."""

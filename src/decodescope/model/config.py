@@ -1,0 +1,219 @@
+"""ModelConfig: what config.json says, checked; and the shape of every tensor that follows from it.
+
+A family differs from another only by numbers and by named parts decided here (`qkv_bias`, `qk_norm` ...).
+A key that would change the maths and is not implemented is refused by name, never dropped.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decodescope.errors import InputError
+from decodescope.model.rope import RopeConfig
+
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+_LARGEST = 1 << 24  # no dimension of these families comes near; a hostile number stops here
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_READ = {
+    *_SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act",
+    "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias",
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "architectures", "model_type",
+    "partial_rotary_factor",
+}  # fmt: skip
+_HARMLESS = {
+    "attention_dropout", "auto_map", "bos_token_id", "chat_template", "dtype", "eos_token_id", "id2label",
+    "initializer_range", "is_llama_config", "label2id", "pad_token_id", "pretraining_tp", "resid_pdrop",
+    "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_cache",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One decoder-only model. Field names are the keys of config.json where such a key exists."""
+
+    architecture: str
+    vocab_size: int  # rows of the embedding and width of the logits, not the tokenizer's entries
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()  # per layer: how many positions it looks back, None for all
+
+    def window(self, layer: int) -> int | None:
+        """How many positions `layer` sees, its own included; None means all."""
+        return self.windows[layer] if self.windows else None
+
+    def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every weight, under the checkpoint's names."""
+        D, V = self.hidden_size, self.vocab_size
+        yield "model.embed_tokens.weight", (V, D)
+        for i in range(self.num_hidden_layers):
+            for name, shape in self._layer_shapes():
+                yield f"model.layers.{i}.{name}", shape
+        yield "model.norm.weight", (D,)
+        if not self.tie_word_embeddings:
+            yield "lm_head.weight", (V, D)
+
+    def _layer_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        D, F, d = self.hidden_size, self.intermediate_size, self.head_dim
+        q, kv = self.num_attention_heads * d, self.num_key_value_heads * d
+        linears = (
+            ("self_attn.q_proj", q, D, self.qkv_bias),
+            ("self_attn.k_proj", kv, D, self.qkv_bias),
+            ("self_attn.v_proj", kv, D, self.qkv_bias),
+            ("self_attn.o_proj", D, q, self.o_bias),
+            ("mlp.gate_proj", F, D, self.mlp_bias),
+            ("mlp.up_proj", F, D, self.mlp_bias),
+            ("mlp.down_proj", D, F, self.mlp_bias),
+        )
+        yield "input_layernorm.weight", (D,)
+        yield "post_attention_layernorm.weight", (D,)
+        for name, rows, columns, biased in linears:
+            yield f"{name}.weight", (rows, columns)
+            if biased:
+                yield f"{name}.bias", (rows,)
+        if self.qk_norm:
+            yield "self_attn.q_norm.weight", (d,)
+            yield "self_attn.k_norm.weight", (d,)
+
+    def __post_init__(self) -> None:
+        sizes = (*_SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings")
+        for name in sizes:
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= _LARGEST:
+                raise InputError("config.size", name=name, value=_short(value))
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise InputError("config.groups", heads=self.num_attention_heads, kv_heads=self.num_key_value_heads)
+        if self.head_dim % 2:
+            raise InputError("config.head_dim", value=self.head_dim)
+        if not (_is_number(self.rms_norm_eps) and 0 < self.rms_norm_eps < 1):
+            raise InputError("config.size", name="rms_norm_eps", value=_short(self.rms_norm_eps))
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a config.json. Raises InputError for unreadable JSON and for everything `parse_config` refuses."""
+    try:
+        keys = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("config.missing", path=path) from None
+    except OSError as error:
+        raise InputError("config.unreadable", path=path, reason=error.strerror or error) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError("config.not_json", path=path, reason=_short(error)) from None
+    if not isinstance(keys, dict):
+        raise InputError("config.not_json", path=path, reason=f"top level: {type(keys).__name__}")
+    return parse_config(keys)
+
+
+def parse_config(keys: Mapping[str, Any]) -> ModelConfig:
+    """The configuration that the keys of a config.json describe.
+
+    Raises InputError for an unknown architecture, a missing or impossible value, and any key that may
+    change the maths and is not implemented.
+    """
+    family = _family(keys)
+    _refuse_unknown(keys)
+    for name in _SIZES:
+        if name not in keys:
+            raise InputError("config.missing_key", name=name)
+    heads, layers = keys["num_attention_heads"], keys["num_hidden_layers"]
+    if type(heads) is not int or type(layers) is not int or heads < 1 or not 1 <= layers <= _LARGEST:
+        raise InputError(
+            "config.size", name="num_attention_heads / num_hidden_layers", value=_short((heads, layers))
+        )
+    biased = bool(keys.get("attention_bias", False))
+    return ModelConfig(
+        architecture=ARCHITECTURES[family],
+        vocab_size=keys["vocab_size"],
+        hidden_size=keys["hidden_size"],
+        intermediate_size=keys["intermediate_size"],
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=_or(keys.get("num_key_value_heads"), heads),
+        head_dim=_or(keys.get("head_dim"), _head_dim(keys["hidden_size"], heads, family)),
+        max_position_embeddings=keys.get("max_position_embeddings", 32768),
+        rms_norm_eps=keys.get("rms_norm_eps", 1e-6),
+        tie_word_embeddings=bool(keys.get("tie_word_embeddings", False)),
+        rope=RopeConfig.parse(keys),
+        qkv_bias=family == "qwen2" or biased,
+        o_bias=family != "qwen2" and biased,
+        mlp_bias=bool(keys.get("mlp_bias", False)),
+        qk_norm=family == "qwen3",
+        windows=_windows(keys, family, layers),
+    )
+
+
+def _family(keys: Mapping[str, Any]) -> str:
+    named = keys.get("architectures")
+    names = named if isinstance(named, list) and named else [ARCHITECTURES.get(str(keys.get("model_type")))]
+    for family, architecture in ARCHITECTURES.items():
+        if architecture == names[0]:
+            return family
+    known = ", ".join(ARCHITECTURES.values())
+    raise InputError("config.architecture", name=_short(names[0] or keys.get("model_type")), known=known)
+
+
+def _refuse_unknown(keys: Mapping[str, Any]) -> None:
+    if keys.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise InputError("config.unsupported", name="hidden_act", value=_short(keys["hidden_act"]))
+    if keys.get("quantization_config"):
+        raise InputError("config.quantized", value=_short(keys["quantization_config"]))
+    for name, value in keys.items():
+        known = name in _READ or name in _HARMLESS or name.startswith("_")
+        if not known and value not in (None, False, [], {}, ""):
+            raise InputError("config.unsupported", name=_short(name), value=_short(value))
+
+
+def _windows(keys: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
+    """Mistral: a window on every layer; Qwen: behind `use_sliding_window`, from `max_window_layers` up."""
+    window = keys.get("sliding_window")
+    if family == "llama" or window is None or (family != "mistral" and not keys.get("use_sliding_window")):
+        return ()
+    first = 0 if family == "mistral" else keys.get("max_window_layers", layers)
+    if type(window) is not int or window < 1 or type(first) is not int:
+        raise InputError("config.size", name="sliding_window", value=_short((window, first)))
+    types = keys.get("layer_types")
+    if not isinstance(types, list):
+        return tuple(window if i >= first else None for i in range(layers))
+    if len(types) != layers or not set(map(str, types)) <= {"sliding_attention", "full_attention"}:
+        raise InputError("config.unsupported", name="layer_types", value=_short(types))
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _head_dim(hidden_size: Any, heads: int, family: str) -> Any:
+    if family == "qwen3":
+        return 128  # the family's default where config.json is silent
+    return hidden_size // heads if type(hidden_size) is int else hidden_size
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,140 @@
+"""The weights of a model on disk, one tensor at a time: safetensors files or one GGUF file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from decodescope.errors import InputError
+from decodescope.formats.gguf import GGUFHeader, is_gguf, read_header
+from decodescope.model.config import ModelConfig, read_config
+from decodescope.model.gguf_blocks import unpack_into
+from decodescope.model.gguf_config import checkpoint_name, config_from_gguf
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Weights(Protocol):
+    """A checkpoint that can be read tensor by tensor."""
+
+    path: Path
+    config: ModelConfig
+    stored_dtype: torch.dtype  # what the file was made for; packed blocks count as float32
+    formats: dict[str, str]  # tensor name -> how it is stored (BF16, Q4_K ...)
+    shapes: dict[str, tuple[int, ...]]
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """One tensor as `dtype` on the CPU."""
+        ...
+
+
+def open_weights(path: Path) -> Weights:
+    """Open a folder in Hugging Face layout or a GGUF file; reads headers only.
+
+    Raises InputError naming file and fault for anything that cannot be such a checkpoint.
+    """
+    if path.is_dir():
+        return SafetensorsWeights(path)
+    if is_gguf(path):
+        return GGUFWeights(path)
+    raise InputError("checkpoint.unknown_file", path=path)
+
+
+class SafetensorsWeights:
+    """A folder: config.json and *.safetensors. The library checks every offset against the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_config(path / "config.json")
+        self.formats: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._file_of: dict[str, Path] = {}
+        for file in _shards(path):
+            self._index(file)
+        embedding = self.formats.get("model.embed_tokens.weight", "F32")
+        self.stored_dtype = _FLOATS[embedding]
+
+    def _index(self, file: Path) -> None:
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 - the handle is no mapping
+                    view = handle.get_slice(name)
+                    self.formats[name], self.shapes[name] = view.get_dtype(), tuple(view.get_shape())
+                    self._file_of[name] = file
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InputError("checkpoint.safetensors", path=file, reason=str(error)[:160]) from None
+        for name in self._file_of:
+            if self.formats[name] not in _FLOATS:
+                raise InputError("checkpoint.dtype", path=file, name=name, dtype=self.formats[name])
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        # Opened anew for each tensor: closing unmaps the pages, so that loading holds one tensor twice.
+        with safe_open(self._file_of[name], framework="pt") as handle:
+            tensor: Tensor = handle.get_tensor(name)
+        return tensor.to(dtype)
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise InputError("checkpoint.no_weights", path=folder)
+        return files
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
+        raise InputError("checkpoint.bad_index", path=index) from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise InputError("checkpoint.bad_index", path=index)
+        if not (folder / name).is_file():
+            raise InputError("checkpoint.missing_shard", path=folder, name=name)
+    return [folder / name for name in sorted(names)]
+
+
+class GGUFWeights:
+    """One GGUF file; blocks are unpacked to the dtype asked for."""
+
+    stored_dtype = torch.float32
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: GGUFHeader = read_header(path)
+        self._stored = {checkpoint_name(name): info for name, info in self.header.tensors.items()}
+        self.formats = {name: info.block_type for name, info in self._stored.items()}
+        self.shapes = {name: info.shape for name, info in self._stored.items()}
+        self.config = config_from_gguf(self.header)
+        if "rope_freqs.weight" in self._stored:
+            divisors = self._read_stored("rope_freqs.weight", torch.float32).view(-1)
+            if divisors.numel() != self.config.head_dim // 2 or not bool((divisors > 0).all()):
+                raise InputError("checkpoint.shapes", path=path, details="rope_freqs.weight")
+            self.config = replace(self.config, rope=replace(self.config.rope, divisors=tuple(divisors.tolist())))
+            del self.shapes["rope_freqs.weight"]
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor = self._read_stored(name, dtype)
+        if self.header.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            return self._halves_apart(tensor)
+        return tensor
+
+    def _read_stored(self, name: str, dtype: torch.dtype) -> Tensor:
+        info = self._stored[name]
+        raw = bytearray(info.bytes)
+        with self.path.open("rb") as file:
+            file.seek(info.offset)
+            if file.readinto(raw) != info.bytes:
+                raise InputError("gguf.truncated", path=self.path, at=info.offset, need=info.bytes, size=0)
+        out = torch.empty(info.shape, dtype=dtype)
+        unpack_into(out, torch.frombuffer(raw, dtype=torch.uint8), info.block_type)
+        return out
+
+    def _halves_apart(self, tensor: Tensor) -> Tensor:
+        """llama.cpp interleaves the rotary pairs of `llama` files; put pair (i, i + d/2) back in place."""
+        rows, columns = tensor.shape
+        pairs = tensor.view(rows // self.config.head_dim, self.config.head_dim // 2, 2, columns)
+        return pairs.transpose(1, 2).reshape(rows, columns)

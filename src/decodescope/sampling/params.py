@@ -1,0 +1,154 @@
+"""SamplingParams: every sampling setting, checked, each with the place it came from."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from decodescope.errors import InputError
+
+Origin = Literal["command line", "checkpoint", "default"]
+
+# The order in which transformers applies what is switched on; presence and frequency penalties, which it
+# lacks, follow the repetition penalty. Greedy choice stops before `temperature`, as there.
+TRANSFORMERS_ORDER = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+)
+_RANDOM_ONLY = ("temperature", "top_k", "top_p", "min_p")
+_DEFAULTS: dict[str, float | int | None] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "seed": None,
+}
+_INTEGERS = ("top_k", "no_repeat_ngram_size", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults mean: the most probable token, nothing else.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, penalties of 1 (repetition) or 0 (presence,
+    frequency) and n-gram size 0 are off. Raises InputError for values outside their range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    seed: int | None = None
+    order: tuple[str, ...] = TRANSFORMERS_ORDER
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # catalogue keys of things worth saying
+
+    def __post_init__(self) -> None:
+        for name in _DEFAULTS:
+            _check_type(name, getattr(self, name))
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high or (name in _ABOVE_ZERO and value == 0):
+                raise InputError(f"sampling.{name}", value=value)
+        if self.seed is not None and not 0 <= self.seed < 1 << 63:
+            raise InputError("sampling.seed", value=self.seed)
+        if sorted(self.order) != sorted(TRANSFORMERS_ORDER):
+            raise InputError("sampling.order", value=", ".join(map(str, self.order)))
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    def chain(self) -> tuple[str, ...]:
+        """The filters that are switched on, in order; those that only shape a draw are off when greedy."""
+        return tuple(
+            name
+            for name in self.order
+            if getattr(self, name) != _OFF[name] and not (self.is_greedy and name in _RANDOM_ONLY)
+        )
+
+    def origin(self, name: str) -> Origin:
+        return self.origins.get(name, "default")
+
+    def values(self) -> dict[str, float | int | None]:
+        """Every setting by name."""
+        return {name: getattr(self, name) for name in _DEFAULTS}
+
+
+_OFF = {**_DEFAULTS, "temperature": 1.0}
+_ABOVE_ZERO = ("top_p", "repetition_penalty")
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_k": (0, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "no_repeat_ngram_size": (0, math.inf),
+}
+
+
+def _check_type(name: str, value: Any) -> None:
+    whole = type(value) is int
+    right = whole if name in _INTEGERS else whole or (type(value) is float and math.isfinite(value))
+    if not right and not (name == "seed" and value is None):
+        raise InputError("sampling.not_a_number", name=name, value=str(value)[:80])
+
+
+def resolve(given: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None) -> SamplingParams:
+    """Join what the caller gave with the checkpoint's generation_config (None: leave that aside).
+
+    A filter without a temperature means temperature 1; a seed alone stays greedy, and a note says so. Raises
+    InputError for an unknown name or an impossible value.
+    """
+    for name in given:
+        if name not in _DEFAULTS:
+            raise InputError("sampling.unknown", name=name, known=", ".join(_DEFAULTS))
+    values: dict[str, Any] = dict(_DEFAULTS)
+    origins: dict[str, Origin] = {}
+    for name, value in _of_checkpoint(checkpoint or {}).items():
+        values[name], origins[name] = value, "checkpoint"
+    for name, value in given.items():
+        if value is not None:
+            values[name], origins[name] = value, "command line"
+    filters = [n for n in _RANDOM_ONLY[1:] if origins.get(n) == "command line" and values[n] != _OFF[n]]
+    if filters and "temperature" not in origins:
+        values["temperature"] = 1.0
+    return SamplingParams(**values, origins=origins, notes=_notes(values, origins, checkpoint))
+
+
+def _of_checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling values of a generation_config.json; without `do_sample` its temperature is not in force."""
+    found = {name: config[name] for name in _DEFAULTS if config.get(name) is not None and name != "seed"}
+    if config.get("do_sample"):
+        return {"temperature": 1.0, **found}
+    return {name: value for name, value in found.items() if name not in _RANDOM_ONLY}
+
+
+def _notes(
+    values: Mapping[str, Any], origins: Mapping[str, Origin], checkpoint: Mapping[str, Any] | None
+) -> tuple[str, ...]:
+    greedy = values["temperature"] == 0
+    notes = {
+        "note.temperature_zero": greedy and "temperature" in origins,
+        "note.seed_greedy": greedy and values["seed"] is not None,
+        "note.filter_greedy": greedy and any(origins.get(n) == "command line" for n in _RANDOM_ONLY[1:]),
+        "note.filter_temperature": not greedy and "temperature" not in origins,
+        "note.no_checkpoint_settings": checkpoint is not None and not _of_checkpoint(checkpoint),
+    }
+    return tuple(key for key, holds in notes.items() if holds)

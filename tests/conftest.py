@@ -1,0 +1,58 @@
+"""What all tests share: the real models, and tiny random ones of every family."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from families import FAMILIES, Family
+
+from decodescope.locale import set_language
+from decodescope.model.checkpoint import load_model
+from decodescope.model.decoder import CausalLM
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def english():
+    set_language("en")
+    yield
+    set_language(None)
+
+
+@pytest.fixture(scope="session")
+def starter_path() -> Path:
+    return Path(os.environ["DECODESCOPE_TEST_STARTER"])
+
+
+@pytest.fixture(scope="session")
+def small_path() -> Path:
+    return Path(os.environ["DECODESCOPE_TEST_SMALL"])
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    for family in FAMILIES:
+        family.save(root / family.name)
+    return {family.name: root / family.name for family in FAMILIES}
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture
+def pair(family: Family, tiny_folders: dict[str, Path]) -> tuple[CausalLM, transformers.PreTrainedModel]:
+    """The same tiny weights in our model and in transformers'."""
+    ours, _ = load_model(tiny_folders[family.name])
+    return ours, family.reference()
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
