@@ -1,0 +1,54 @@
+"""docs/trace-format.md cannot lie: its queries run, its tables are the file's."""
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sample_records import plain_end, plain_run, plain_step
+
+from decodescope.trace.schema import APPLICATION_ID, FORMAT
+from decodescope.trace.store import TraceWriter
+from decodescope.trace.tables import TABLES
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
+QUERIES = re.findall(r"```sql\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("documented") / "run"
+    with TraceWriter.create(folder, plain_run()) as writer:
+        for node, parent in {0: None, 1: 0, 2: 1, 3: 0, 4: 3}.items():
+            writer.write(plain_step(node, parent))
+        writer.finish(plain_end())
+    connection = sqlite3.connect(folder / "trace.db")
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
+def test_a_documented_query_runs_and_answers(connection, query):
+    assert connection.execute(query).fetchall()
+
+
+def test_the_documented_answers_are_right(connection):
+    answers = [connection.execute(query).fetchall() for query in QUERIES]
+    text, unsure, filters, _, forks, settings = answers
+    assert text == [(" w0 w3 w4",)]
+    assert [row[0] for row in unsure] == [4] * 5 + [3] * 5 + [2] * 5
+    assert [row[0] for row in filters] == ["top_k", "temperature"]
+    assert forks == [(0, 2, "tok1 | tok1")]
+    assert settings == [("temperature", 0.7, "command line"), ("top_k", 20, "default")]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_table_and_column_is_documented(table):
+    assert f"`{table.name}`" in DOCUMENT
+    missing = [name for name, _ in table.columns if f"`{name}`" not in DOCUMENT]
+    assert not missing
+
+
+def test_the_marks_are_documented():
+    assert f"`PRAGMA application_id` is {APPLICATION_ID}" in DOCUMENT
+    assert f"`PRAGMA user_version` is the format, now {FORMAT}." in DOCUMENT
