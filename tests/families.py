@@ -48,16 +48,41 @@ FAMILIES = [
     Family("qwen2-gqa", "Qwen2", dict(num_key_value_heads=2)),
     Family("qwen2-mha-tied", "Qwen2", dict(num_key_value_heads=4, tie_word_embeddings=True)),
     Family("qwen2-mqa", "Qwen2", dict(num_key_value_heads=1)),
-    Family("qwen2-window", "Qwen2", dict(num_key_value_heads=2, use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    Family(
+        "qwen2-window",
+        "Qwen2",
+        dict(num_key_value_heads=2, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    ),
     Family("qwen3-gqa", "Qwen3", dict(num_key_value_heads=2, head_dim=16)),
-    Family("qwen3-tied-bias", "Qwen3", dict(num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, attention_bias=True)),
+    Family(
+        "qwen3-tied-bias",
+        "Qwen3",
+        dict(num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, attention_bias=True),
+    ),
     Family("llama-gqa", "Llama", dict(num_key_value_heads=2)),
     Family("llama-mqa-tied", "Llama", dict(num_key_value_heads=1, tie_word_embeddings=True)),
     Family("llama-biases", "Llama", dict(num_key_value_heads=4, attention_bias=True, mlp_bias=True)),
-    Family("llama-llama3", "Llama", dict(num_key_value_heads=2, **_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64))),
+    Family(
+        "llama-llama3",
+        "Llama",
+        dict(
+            num_key_value_heads=2,
+            **_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+        ),
+    ),
     Family("llama-linear", "Llama", dict(num_key_value_heads=2, **_rope("linear", factor=4.0))),
-    Family("qwen2-yarn", "Qwen2", dict(num_key_value_heads=2, **_rope("yarn", factor=4.0, original_max_position_embeddings=128))),
+    Family(
+        "qwen2-yarn",
+        "Qwen2",
+        dict(num_key_value_heads=2, **_rope("yarn", factor=4.0, original_max_position_embeddings=128)),
+    ),
     Family("mistral-gqa", "Mistral", dict(num_key_value_heads=2, sliding_window=None)),
     Family("mistral-window", "Mistral", dict(num_key_value_heads=2, sliding_window=6)),
-]  # fmt: skip
+]
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -24,3 +24,7 @@ class InputError(DecodescopeError):
 
 class ResourceError(DecodescopeError):
     """The machine ran out of something (memory, disk) in mid-run: exit code 2, results so far kept."""
+
+
+class FindingError(DecodescopeError):
+    """The run itself showed a fault (non-finite logits ...): exit code 1."""

@@ -92,8 +92,16 @@ class Decoding:
             raise ValueError("choose() needs the logits of a forward()")
         decoded = [self._choose(row, logits) for row, logits in zip(self._rows, self._logits, strict=True)]
         self._logits = None
-        self._drop({d.row for d in decoded if d.ended})
+        self.drop({d.row for d in decoded if d.ended})
         return decoded
+
+    def drop(self, ended: set[int]) -> None:
+        """Take rows out of the batch."""
+        kept = [i for i, row in enumerate(self._rows) if row.index not in ended]
+        if len(kept) < len(self._rows):
+            self._rows = [self._rows[i] for i in kept]
+            if kept:
+                self.cache.keep_rows(kept)
 
     def replace(self, decoded: Decoded, token_id: int) -> Decoded:
         """Put `token_id` where `decoded` stands: the newest token of a row that is still active or has just ended.
@@ -137,13 +145,6 @@ class Decoding:
         if token_id in self.limits.stop_ids:
             return "stop"
         return "length" if len(row.generated) >= self.limits.max_new_tokens else None
-
-    def _drop(self, ended: set[int]) -> None:
-        kept = [i for i, row in enumerate(self._rows) if row.index not in ended]
-        if len(kept) < len(self._rows):
-            self._rows = [self._rows[i] for i in kept]
-            if kept:
-                self.cache.keep_rows(kept)
 
     def _unseen(self) -> tuple[Tensor, Tensor | None]:
         """Ids the cache does not hold yet [B, T], short prompts padded at the left; the padding [B]."""

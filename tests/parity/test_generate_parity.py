@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from families import BY_NAME, VOCABULARY
 
 from decodescope.generate import Limits, generate
 from decodescope.model.checkpoint import load_model
 from decodescope.model.kv_cache import KVCache
 from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Sampler
+from families import BY_NAME, VOCABULARY
 
 
 def prompt_ids(length: int, seed: int = 1) -> list[int]:
@@ -62,11 +62,22 @@ SETTINGS = [
     {"temperature": 1.0, "repetition_penalty": 1.3},
     {"temperature": 0.9, "repetition_penalty": 0.8, "top_k": 30},
     {"temperature": 1.0, "no_repeat_ngram_size": 2},
-    {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3},
+    {
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram_size": 3,
+    },
     {"temperature": 1.5, "top_k": 1},
     {"temperature": 1.0, "top_p": 0.05},
-]  # fmt: skip
-GREEDY = [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 3, "repetition_penalty": 1.05}]
+]
+GREEDY = [
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 3, "repetition_penalty": 1.05},
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +101,9 @@ def test_sampled_ids_equal_torch_manual_seed_and_generate(sampling_pair, setting
 def test_greedy_ids_with_penalties_equal(sampling_pair, settings):
     ours, theirs = sampling_pair
     prompt = prompt_ids(9)
-    assert ours_ids(ours, prompt, SamplingParams(**settings), 30) == theirs_ids(theirs, prompt, 30, do_sample=False, **settings)
+    assert ours_ids(ours, prompt, SamplingParams(**settings), 30) == theirs_ids(
+        theirs, prompt, 30, do_sample=False, **settings
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -137,9 +137,7 @@ def _parse(cursor: _Cursor) -> GGUFHeader:
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
         raise InputError("gguf.alignment", path=cursor.path, alignment=alignment)
     start = cursor.at + -cursor.at % alignment
-    tensors = {
-        name: _locate(cursor, name, shape, kind, start + offset) for name, shape, kind, offset in entries
-    }
+    tensors = {name: _locate(cursor, name, shape, kind, start + offset) for name, shape, kind, offset in entries}
     return GGUFHeader(cursor.path, metadata, tensors)
 
 

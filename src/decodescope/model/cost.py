@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from decodescope.model.config import ModelConfig
 
 # Bits per weight of dense formats and of ggml's block formats (block bytes * 8 / values in a block).
-BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "Q8_0": 8.5, "Q6_K": 6.5625, "Q4_K": 4.5}
-CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "Q8_0": 8.5, "Q6_K": 6.5625, "Q4_K": 4.5}
+CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,22 @@ def weight_bytes(config: ModelConfig) -> dict[str, int]:
 def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
     """2 (K and V) * layers * key/value heads * head size * bytes of one value."""
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype_bytes
+
+
+def fit(config: ModelConfig, total_bytes: int, available_bytes: int) -> dict[str, Any]:
+    """Whether the weights fit into memory, and how many tokens of 16-bit cache fit beside them.
+
+    `estimated`: activations and the libraries' own memory (some hundred MB) are not in it.
+    """
+    per_token = kv_bytes_per_token(config, CACHE_DTYPES["bfloat16"])
+    formats = {}
+    for name, size in weight_bytes(config).items():
+        left = available_bytes - size
+        tokens = min(max(left, 0) // per_token, config.max_position_embeddings)
+        formats[name] = {"weights_fit": left >= 0, "tokens_left": tokens}
+    return {
+        "memory_total_bytes": total_bytes,
+        "memory_available_bytes": available_bytes,
+        "kind": "estimated",
+        "formats": formats,
+    }

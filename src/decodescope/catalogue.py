@@ -1,0 +1,104 @@
+"""Facts without running: what a text becomes as ids, what a model is and costs, where it comes from."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from decodescope.errors import InputError
+from decodescope.models import ModelFiles, Report, find_model, hash_model, silent
+
+CONTEXTS = (4096, 32768, 131072)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The table of one model; bytes everywhere, tokens where it says so."""
+
+    config: dict[str, Any]
+    parameters: dict[str, int]
+    weight_bytes: dict[str, int]
+    stored_bytes: dict[str, int]  # bytes on disk by storage format; empty without weights
+    kv_bytes_per_token: dict[str, int]
+    kv_bytes_at: dict[str, dict[int, int]]
+    gqa_saving: float  # keys and values of all query heads / those that are kept
+    fit: dict[str, Any]
+
+
+def fetch(model: str, report: Report = silent) -> ModelFiles:
+    """Find a model, fetching it where needed, and make sure that its hash is known."""
+    return hash_model(find_model(model, report), report)
+
+
+def tokenize(
+    model: str,
+    text: str | None,
+    *,
+    chat: bool = False,
+    system: str | None = None,
+    messages_file: Path | None = None,
+    report: Report = silent,
+) -> dict[str, Any]:
+    """Every stage from text to ids; with `chat`, or a file of messages, through the chat template first.
+
+    Never imports torch, so that it answers at once. Raises InputError.
+    """
+    from decodescope.text.chat import chat_prompt, raw_prompt
+    from decodescope.text.messages import read_messages, with_system
+    from decodescope.text.tokenizer import open_tokenizer
+
+    if system is not None and not (chat or messages_file):
+        raise InputError("chat.system_needs_chat")
+    tokenizer = open_tokenizer(find_model(model, report).path)
+    if messages_file is not None:
+        prompt = chat_prompt(tokenizer, with_system(read_messages(messages_file), system))
+    elif chat:
+        prompt = chat_prompt(tokenizer, with_system([{"role": "user", "content": text or ""}], system))
+    else:
+        prompt = raw_prompt(tokenizer, text or "")
+    stages = tokenizer.stages(prompt.text)
+    pieces = [piece.text for piece in stages.pieces]
+    return {
+        "text": prompt.text,
+        "normalised": stages.normalised,
+        "pieces": pieces,
+        "dropped": [pieces[i] for i in stages.dropped],
+        "ids": prompt.ids,
+        "tokens": [_token(token) for token in prompt.tokens],
+    }
+
+
+def _token(token: Any) -> dict[str, Any]:
+    facts = {name: getattr(token, name) for name in ("id", "text", "role", "injected", "partial")}
+    return {**facts, "bytes_hex": token.bytes.hex()}
+
+
+def model_card(model: str | None, config_file: Path | None, report: Report = silent) -> ModelCard:
+    """The table of a model from its configuration, and of its files where it has some."""
+    from decodescope.model.config import read_config
+    from decodescope.model.weights import open_weights
+
+    if config_file is not None:
+        return _card(read_config(config_file), {})
+    weights = open_weights(find_model(model or "starter", report).path)
+    return _card(weights.config, weights.stored_bytes())
+
+
+def _card(config: Any, stored: dict[str, int]) -> ModelCard:
+    from decodescope.model import cost
+
+    parameters = cost.count_parameters(config)
+    weights = cost.weight_bytes(config)
+    per_token = {name: cost.kv_bytes_per_token(config, size) for name, size in cost.CACHE_DTYPES.items()}
+    memory = psutil.virtual_memory()
+    return ModelCard(
+        config=asdict(config),
+        parameters={"total": parameters.total, "non_embedding": parameters.non_embedding, **asdict(parameters)},
+        weight_bytes=weights,
+        stored_bytes=stored,
+        kv_bytes_per_token=per_token,
+        kv_bytes_at={name: {length: per * length for length in CONTEXTS} for name, per in per_token.items()},
+        gqa_saving=config.num_attention_heads / config.num_key_value_heads,
+        fit=cost.fit(config, memory.total, memory.available),
+    )

@@ -1,0 +1,35 @@
+"""The commands, gathered."""
+
+import typer
+
+import decodescope
+from decodescope.cli.model import model
+from decodescope.cli.pull import pull
+from decodescope.cli.run import run
+from decodescope.cli.show import export, show
+from decodescope.cli.tokens import tokens
+from decodescope.locale import translate as t
+
+app = typer.Typer(
+    name="decodescope",
+    help=t("help.decodescope"),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+for command in (run, tokens, model, pull, show, export):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help=t("help.version"), show_default=False),
+) -> None:
+    """Options of the program itself."""
+    if version:
+        print(f"decodescope {decodescope.__version__}")
+        raise typer.Exit
+
+
+root.__doc__ = t("help.decodescope")

@@ -1,0 +1,64 @@
+"""Entry point: choose the language, run a command, turn faults into one line and an exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from itertools import pairwise
+
+from decodescope.errors import DecodescopeError, FindingError, InputError
+from decodescope.locale import LANGUAGES, set_language, translate
+
+EXIT_FINDING, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 fine, 1 a finding, 2 wrong use, 130 Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what a stream cannot write is escaped, not a crash
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        set_language(_language(arguments))
+        return _run(arguments)
+    except FindingError as fault:
+        return _say(fault, EXIT_FINDING)
+    except DecodescopeError as fault:
+        return _say(fault, EXIT_USAGE)
+    except KeyboardInterrupt:
+        return _say(translate("error.interrupted"), EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    # Imported late: the help texts are read in the language just chosen.
+    from typer import Abort
+    from typer.exceptions import TyperException
+
+    from decodescope.cli.app import app
+
+    try:
+        code = app(arguments, standalone_mode=False)
+    except TyperException as fault:
+        return _say(fault.format_message(), EXIT_USAGE)
+    except Abort:
+        raise KeyboardInterrupt from None
+    return code if isinstance(code, int) else 0
+
+
+def _say(fault: object, code: int) -> int:
+    line = " ".join(str(fault).split())
+    print(f"decodescope: error: {line}", file=sys.stderr)
+    return code
+
+
+def _language(arguments: list[str]) -> str | None:
+    """The value of --lang, wherever it stands; looked up before anything is parsed."""
+    given = [a.partition("=")[2] for a in arguments if a.startswith("--lang=")]
+    given += [value for option, value in pairwise(arguments) if option == "--lang"]
+    if given and given[0] not in LANGUAGES:
+        raise InputError("lang.unknown", name=given[0], known=", ".join(LANGUAGES))
+    return given[0] if given else None

@@ -1,0 +1,182 @@
+"""Drawing a run: header, one compact block a step, summary. Live and replayed runs are drawn by this one file."""
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from decodescope.analysis.metrics import run_metrics
+from decodescope.cli.console import line, out, token_text, visible
+from decodescope.cli.units import binary_bytes, count, milliseconds, number, percent
+from decodescope.locale import translate as t
+from decodescope.trace.records import Candidate, End, Run, Step
+
+SHOWN_CANDIDATES = 5
+_BAR_CELLS = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_TOKEN_CELLS = 16
+_TAIL_CELLS = 88
+_SWITCHED_OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def draw_header(run: Run) -> None:
+    """What is about to run, and the prompt as it goes in, token by token."""
+    where = t(
+        "run.header.model", model=run.model, architecture=run.architecture, dtype=run.dtype, device=run.device
+    )
+    out().print(line((where, "bold")))
+    origin = t(f"pull.source.{run.source}")
+    out().print(
+        line(t("run.header.origin", source=origin, revision=run.revision or "-", sha256=run.sha256 or "-"))
+    )
+    out().print(line(t("run.header.settings", settings=_settings(run))))
+    for note in run.notes:
+        out().print(line(("! " + t(note), "yellow")))
+    out().print(line((t("run.header.prompt", count=len(run.prompt_tokens)), "bold")))
+    out().print(_prompt(run), soft_wrap=False)
+    ids = " ".join(str(token.token_id) for token in run.prompt_tokens)
+    out().print(Text(f"{t('run.header.ids')} [{ids}]", style="dim"), soft_wrap=False)
+
+
+def _settings(run: Run) -> str:
+    """The settings that are in force, each with its origin."""
+    values = {s.name: s for s in run.settings}
+    greedy = not values["temperature"].value
+    named = [] if not greedy else [t("run.greedy")]
+    for setting in run.settings:
+        off = _SWITCHED_OFF.get(setting.name, 0 if setting.name != "seed" else None)
+        if setting.value != off or (setting.origin != "default" and not greedy):
+            named.append(f"{setting.name} {setting.value} ({t('origin.' + setting.origin.replace(' ', '_'))})")
+    return " · ".join(named)
+
+
+def _prompt(run: Run) -> Text:
+    """Each token between bars; template tokens dim, injected control tokens marked."""
+    text = Text()
+    for token in run.prompt_tokens:
+        style = "red reverse" if token.injected else "dim" if token.role == "template" else "cyan"
+        text.append(token_text(token.text), style)
+        text.append("│", "dim")
+    return text
+
+
+def draw_step(step: Step, text_so_far: str, candidates: int = SHOWN_CANDIDATES) -> None:
+    """One step: what was chosen and how sure the model was, the candidates, cost, and the text so far."""
+    out().print(_headline(step))
+    final = any(stage.survivors for stage in step.stages)
+    for candidate in _shown(step, candidates):
+        out().print(_candidate_line(candidate, candidate.token_id == step.token_id, final))
+    out().print(line("    ", (_tail(text_so_far), "green")))
+
+
+def _headline(step: Step) -> Text:
+    timing, kv = step.timing, step.kv
+    marks = t("run.step.forced") if step.forced else ""
+    figures = t(
+        "run.step.figures",
+        prob=percent(step.prob),
+        entropy=number(step.entropy_nats),
+        rank=step.rank,
+        tokens=kv.tokens,
+        bytes=binary_bytes(kv.used_bytes),
+        forward=milliseconds(timing.forward_s),
+        total=milliseconds(timing.total_s),
+    )
+    return line((f"{step.step:>3} ", "dim"), (token_text(step.text), "bold"), f" {marks}  ", (figures, "dim"))
+
+
+def _shown(step: Step, limit: int) -> list[Candidate]:
+    """The first candidates, and the chosen one wherever it ranks."""
+    first = [c for c in step.candidates if c.rank <= limit]
+    return first + [c for c in step.candidates if c.rank > limit and c.token_id == step.token_id]
+
+
+def _candidate_line(candidate: Candidate, chosen: bool, final: bool) -> Text:
+    style = "bold green" if chosen else ""
+    mark = "▶" if chosen else " "
+    text = _fitted(token_text(candidate.text), _TOKEN_CELLS)
+    parts: list[str | tuple[str, str]] = [
+        f"   {mark}",
+        (f"{candidate.rank:>3} ", "dim"),
+        (text, style),
+        (f"{candidate.token_id:>7} ", "dim"),
+        f"{percent(candidate.prob_raw):>8} ",
+        (_bar(candidate.prob_raw), "green" if chosen else "blue"),
+    ]
+    if final:
+        gone = candidate.removed_by
+        after = t("run.removed", stage=gone) if gone else f"→ {percent(candidate.prob_final)}"
+        parts.append((f" {after}", "dim" if gone else ""))
+    return line(*parts)
+
+
+def _bar(share: float) -> str:
+    """A bar in eighths of a cell."""
+    eighths = round(min(max(share, 0.0), 1.0) * _BAR_CELLS * 8)
+    whole, rest = divmod(eighths, 8)
+    bar = "█" * whole + (_EIGHTHS[rest] if rest else "")
+    return bar.ljust(_BAR_CELLS)
+
+
+def _fitted(text: str, cells: int) -> str:
+    """Cut or pad to a width in terminal cells; Chinese characters take two."""
+    while cell_len(text) > cells:
+        text = text[:-2] + "…"
+    return text + " " * (cells - cell_len(text))
+
+
+def _tail(text: str) -> str:
+    """The end of a text, on one line."""
+    shown = visible(text)
+    if cell_len(shown) <= _TAIL_CELLS:
+        return shown
+    while cell_len(shown) > _TAIL_CELLS - 1:
+        shown = shown[1:]
+    return "…" + shown
+
+
+def draw_summary(run: Run, steps: list[Step], end: End) -> None:
+    """How it ended, the whole text, and the run in a few numbers."""
+    out().print(line((t("run.summary.text"), "bold")))
+    out().print(Text(visible(end.text, keep_newlines=True)), soft_wrap=False)
+    out().print(line((t("run.summary.title"), "bold")))
+    for label, value in _summary_rows(run, steps, end):
+        out().print(line("  ", (_fitted(label, 26), "dim"), value))
+
+
+def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, str]]:
+    yield t("run.summary.finish"), _finish(end)
+    yield t("run.summary.tokens"), t("run.summary.token_counts", prompt=end.prompt_tokens, new=end.new_tokens)
+    if not steps:
+        return
+    metrics = run_metrics(run, steps)
+    speed = t("unavailable") if end.decode_tokens_per_s is None else number(end.decode_tokens_per_s, 2)
+    yield t("run.summary.speed"), t("run.summary.per_second", value=speed)
+    ttft = t("unavailable") if end.ttft_s is None else milliseconds(end.ttft_s)
+    yield t("run.summary.ttft"), t("run.summary.ttft_value", ttft=ttft, prefill=milliseconds(metrics.prefill_s))
+    entropy = number(metrics.entropy_nats_mean)
+    yield t("run.summary.entropy"), t("run.summary.nats", value=entropy)
+    yield t("run.summary.perplexity"), number(metrics.perplexity)
+    peak = t("unavailable") if end.peak_rss_bytes is None else binary_bytes(end.peak_rss_bytes)
+    yield t("run.summary.peak"), peak
+    yield (
+        t("run.summary.cache"),
+        t(
+            "run.summary.cache_value",
+            tokens=metrics.cache_tokens,
+            measured=count(metrics.cache_bytes),
+            per_token=count(run.kv_bytes_per_token),
+            formula=count(metrics.cache_formula_bytes),
+        ),
+    )
+    if end.trace:
+        yield t("run.summary.trace"), end.trace
+
+
+def _finish(end: End) -> str:
+    reason = t(f"finish.{end.finish_reason}")
+    if end.stop_string is not None:
+        return t("finish.with_string", reason=reason, string=visible(end.stop_string))
+    if end.stop_token_id is not None:
+        return t("finish.with_id", reason=reason, id=end.stop_token_id)
+    return f"{reason} ({end.error})" if end.error else reason

@@ -1,0 +1,70 @@
+"""The header of a run: everything that was known and settled before its first step."""
+
+import platform
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import torch
+
+import decodescope
+from decodescope.generate import Limits
+from decodescope.model.cost import kv_bytes_per_token
+from decodescope.model.decoder import CausalLM
+from decodescope.models import ModelFiles
+from decodescope.sampling.sampler import Sampler
+from decodescope.text.chat import Prompt
+from decodescope.trace.records import PromptToken, Run, Setting
+
+
+def describe_run(
+    files: ModelFiles, model: CausalLM, limits: Limits, stop_strings: tuple[str, ...], notes: tuple[str, ...]
+) -> Run:
+    """What all rows of a run have in common; `notes` are catalogue keys of things the reader should know."""
+    config, weight = model.config, model.lm_head.weight
+    return Run(
+        model=files.name,
+        source=files.source,
+        path=str(files.path),
+        revision=files.revision,
+        sha256=files.sha256,
+        architecture=config.architecture,
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        attention="sdpa",
+        use_cache=limits.use_cache,
+        prompt_text="",
+        prompt_tokens=(),
+        settings=(),
+        stop_ids=tuple(sorted(limits.stop_ids)),
+        stop_strings=stop_strings,
+        max_new_tokens=limits.max_new_tokens,
+        kv_bytes_per_token=kv_bytes_per_token(config, weight.dtype.itemsize),
+        vocabulary=config.vocab_size,
+        versions=_versions(),
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        notes=notes,
+    )
+
+
+def for_row(run: Run, prompt: Prompt, sampler: Sampler) -> Run:
+    """The header of one row: with its own prompt, and the settings and seed of its sampler."""
+    tokens = tuple(
+        PromptToken(position, t.id, t.text, t.bytes.hex(), t.role, t.injected, t.partial)
+        for position, t in enumerate(prompt.tokens)
+    )
+    return replace(run, prompt_text=prompt.text, prompt_tokens=tokens, settings=_settings(sampler))
+
+
+def _settings(sampler: Sampler) -> tuple[Setting, ...]:
+    """Every value in force and its origin; a seed that was drawn is told, so that the run can be repeated."""
+    params = sampler.params
+    values = params.values() | ({} if params.is_greedy else {"seed": sampler.seed})
+    return tuple(Setting(name, value, params.origin(name)) for name, value in values.items())
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "decodescope": decodescope.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,159 @@
+"""Session: an open model. Wires text, model, sampling and observers into runs; no arithmetic of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decodescope.errors import InputError
+from decodescope.generate import Decoding, Limits
+from decodescope.live import LiveRun
+from decodescope.model.checkpoint import Progress, load_model, torch_device, torch_dtype
+from decodescope.models import ModelFiles, Report, find_model, silent
+from decodescope.observe.description import describe_run, for_row
+from decodescope.observe.recorder import RowRecorder, speller
+from decodescope.sampling.checkpoint import read_checkpoint_settings
+from decodescope.sampling.params import resolve
+from decodescope.sampling.sampler import Sampler
+from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
+from decodescope.text.messages import Message, read_messages, read_prompts, with_system
+from decodescope.text.tokenizer import open_tokenizer
+from decodescope.trace.records import Run, Trace
+from decodescope.trace.store import TraceWriter
+
+DEFAULT_CANDIDATES = 50
+Prompts = list[Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run: sampling values by name (see `sampling.params`), and everything around them."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint_settings: bool = False  # start from the checkpoint's generation_config
+    max_new_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    use_cache: bool = True
+    candidates: int = DEFAULT_CANDIDATES  # recorded per step
+    save: Path | None = None  # run folder; one per row, numbered, where there are several prompts
+    keep_logits: bool = False  # store the raw logits of every step in the run folder
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError("run.max_new_tokens", value=self.max_new_tokens)
+        if self.candidates < 1:
+            raise InputError("run.candidates", value=self.candidates)
+        if self.keep_logits and self.save is None:
+            raise InputError("run.keep_needs_save")
+
+
+class Session:
+    """A loaded model with its tokenizer. `Session.open("starter")`, then `run`."""
+
+    def __init__(self, files: ModelFiles, dtype: str | None, device: str, progress: Progress | None) -> None:
+        self.files = files
+        self.tokenizer = open_tokenizer(files.path)
+        self.model, self.weights = load_model(files.path, dtype, device, progress)
+        self.settings = read_checkpoint_settings(files.path)
+        self._spell = speller(self.tokenizer)
+
+    @classmethod
+    def open(
+        cls,
+        model: str = "starter",
+        *,
+        dtype: str | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        report: Report = silent,
+        progress: Progress | None = None,
+    ) -> "Session":
+        """Find (or fetch) and load a model: see `models.find_model` for what `model` may be.
+
+        `threads` is torch's number of threads, for the whole process. Raises InputError.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if dtype is not None:
+            torch_dtype(dtype)
+        torch_device(device)
+        return cls(find_model(model, report), dtype, device, progress)
+
+    def prompt(self, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
+        """A prompt as it goes in: through the chat template where the model has one (`chat` None), or raw.
+
+        Raises InputError for an empty text, and for chat with a model that has no template.
+        """
+        if chat is False or (chat is None and self.tokenizer.chat_template is None):
+            if system is not None:
+                raise InputError("chat.system_needs_template")
+            return raw_prompt(self.tokenizer, text)
+        return self.chat(with_system([{"role": "user", "content": text}], system))
+
+    def chat(self, messages: Sequence[Message]) -> Prompt:
+        """A conversation as it goes in."""
+        return chat_prompt(self.tokenizer, messages)
+
+    def conversation_from(self, path: Path, system: str | None = None) -> Prompt:
+        """The conversation in a JSON file, as it goes in. Raises InputError."""
+        return self.chat(with_system(read_messages(path), system))
+
+    def prompts_from(self, path: Path, *, chat: bool | None = None, system: str | None = None) -> Prompts:
+        """The prompts of a file, a line each (see `text.messages.read_prompts`). Raises InputError."""
+        return [
+            self.prompt(entry, chat=chat, system=system)
+            if isinstance(entry, str)
+            else self.chat(with_system(entry, system))
+            for entry in read_prompts(path)
+        ]
+
+    def run(self, prompt: str | Prompt, *, options: RunOptions | None = None, **changes: Any) -> Trace:
+        """Decode one prompt to its end. Sampling values may be given by name: `run("春天", temperature=0.7)`."""
+        ready = self.prompt(prompt) if isinstance(prompt, str) else prompt
+        live = self.start([ready], options or _options(changes))
+        for _ in live.steps():
+            pass
+        return live.traces[0]
+
+    def start(self, prompts: Sequence[Prompt], options: RunOptions) -> LiveRun:
+        """Prepare a run of one prompt, or of several as one batch. Raises InputError before any work is done."""
+        params = resolve(options.sampling, self.settings if options.checkpoint_settings else None)
+        allowed = self._allowed_tokens(prompts, options)
+        samplers = [Sampler(params) for _ in prompts]
+        stop_ids = frozenset() if options.ignore_eos else self.tokenizer.end_ids
+        limits = Limits(allowed, stop_ids, options.use_cache)
+        notes = ("note.context_limit",) if allowed < options.max_new_tokens else ()
+        common = describe_run(self.files, self.model, limits, options.stop, params.notes + notes)
+        runs = [for_row(common, *pair) for pair in zip(prompts, samplers, strict=True)]
+        recorders = [self._recorder(row, run, options, len(runs)) for row, run in enumerate(runs)]
+        decoding = Decoding(self.model, [prompt.ids for prompt in prompts], samplers, limits)
+        return LiveRun(decoding, recorders, options.keep_logits)
+
+    def _recorder(self, row: int, run: Run, options: RunOptions, rows: int) -> RowRecorder:
+        folder = options.save if options.save is None or rows == 1 else options.save / f"{row:04d}"
+        writer = TraceWriter.create(folder, run) if folder else None
+        return RowRecorder(run, self.tokenizer, self._spell, options.candidates, writer)
+
+    def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
+        """New tokens that fit behind the longest prompt."""
+        config = self.model.config
+        room = config.max_position_embeddings
+        for prompt in prompts:
+            if len(prompt.ids) >= config.max_position_embeddings:
+                raise InputError(
+                    "run.prompt_too_long", tokens=len(prompt.ids), context=config.max_position_embeddings
+                )
+            if max(prompt.ids) >= config.vocab_size:
+                raise InputError("run.id_outside", id=max(prompt.ids), rows=config.vocab_size)
+            room = min(room, config.max_position_embeddings - len(prompt.ids))
+        return min(options.max_new_tokens, room)
+
+
+def _options(changes: Mapping[str, Any]) -> RunOptions:
+    """Options from keywords: those that RunOptions has, and sampling values by name."""
+    own = {name: value for name, value in changes.items() if name in RunOptions.__slots__}
+    sampling = {name: value for name, value in changes.items() if name not in own}
+    return RunOptions(**{"sampling": sampling, **own})
