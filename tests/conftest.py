@@ -14,6 +14,7 @@ from decodescope.model.decoder import CausalLM
 from decodescope.models import find_model
 from families import FAMILIES, Family
 
+os.environ["LC_ALL"] = "C.UTF-8"  # English, whatever the developer speaks
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 

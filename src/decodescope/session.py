@@ -38,7 +38,7 @@ class RunOptions:
     ignore_eos: bool = False
     use_cache: bool = True
     candidates: int = DEFAULT_CANDIDATES  # recorded per step
-    save: Path | None = None  # run folder; one per row, numbered, where there are several prompts
+    save: Path | str | None = None  # run folder; one per row, numbered, where there are several prompts
     keep_logits: bool = False  # store the raw logits of every step in the run folder
 
     def __post_init__(self) -> None:
@@ -133,8 +133,10 @@ class Session:
         return LiveRun(decoding, recorders, options.keep_logits)
 
     def _recorder(self, row: int, run: Run, options: RunOptions, rows: int) -> RowRecorder:
-        folder = options.save if options.save is None or rows == 1 else options.save / f"{row:04d}"
-        writer = TraceWriter.create(folder, run) if folder else None
+        writer = None
+        if options.save is not None:
+            folder = Path(options.save)
+            writer = TraceWriter.create(folder if rows == 1 else folder / f"{row:04d}", run)
         return RowRecorder(run, self.tokenizer, self._spell, options.candidates, writer)
 
     def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:

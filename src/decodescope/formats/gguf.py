@@ -17,6 +17,7 @@ from decodescope.errors import InputError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
+_SHOWN = 80  # characters of a name that a fault repeats
 
 # ggml type id -> (name, values per block, bytes per block), from ggml's type table.
 BLOCK_TYPES: dict[int, tuple[str, int, int]] = {
@@ -112,14 +113,18 @@ def is_gguf(path: Path) -> bool:
 def read_header(path: Path) -> GGUFHeader:
     """Parse the header of a GGUF file.
 
-    Raises InputError naming file and place for a wrong magic, an unknown version, a truncated file, or
-    tensors that lie outside the file.
+    Raises InputError naming file and place for a file that cannot be read or is empty, a wrong magic, an
+    unknown version, a truncated file, anything named twice, or tensors that lie outside the file.
     """
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise InputError("gguf.magic", path=path)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(path, data))
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+            if magic != b"GGUF":
+                raise InputError("gguf.magic" if magic else "gguf.empty", path=path)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _parse(_Cursor(path, data))
+    except OSError as error:
+        raise InputError("gguf.unreadable", path=path, reason=error.strerror or error) from None
 
 
 def _parse(cursor: _Cursor) -> GGUFHeader:
@@ -131,21 +136,31 @@ def _parse(cursor: _Cursor) -> GGUFHeader:
     metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
         key = cursor.string()
+        if key in metadata:
+            raise InputError("gguf.duplicate", path=cursor.path, name=key[:_SHOWN])
         metadata[key] = cursor.value(cursor.numbers("I")[0])
     entries = [_tensor_entry(cursor) for _ in range(tensor_count)]
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-        raise InputError("gguf.alignment", path=cursor.path, alignment=alignment)
-    start = cursor.at + -cursor.at % alignment
-    tensors = {name: _locate(cursor, name, shape, kind, start + offset) for name, shape, kind, offset in entries}
+    start = cursor.at + -cursor.at % _alignment(cursor.path, metadata)
+    tensors: dict[str, TensorInfo] = {}
+    for name, shape, kind, offset in entries:
+        if name in tensors:
+            raise InputError("gguf.duplicate", path=cursor.path, name=name[:_SHOWN])
+        tensors[name] = _locate(cursor, name, shape, kind, start + offset)
     return GGUFHeader(cursor.path, metadata, tensors)
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise InputError("gguf.alignment", path=path, alignment=str(alignment)[:_SHOWN])
+    return alignment
 
 
 def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string()
     (dimensions,) = cursor.numbers("I")
     if dimensions > _MAX_DIMENSIONS:
-        raise InputError("gguf.dimensions", path=cursor.path, name=name, dimensions=dimensions)
+        raise InputError("gguf.dimensions", path=cursor.path, name=name[:_SHOWN], dimensions=dimensions)
     shape = tuple(reversed(cursor.numbers("Q", dimensions)))
     (kind,) = cursor.numbers("I")
     (offset,) = cursor.numbers("Q")
@@ -154,13 +169,15 @@ def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 def _locate(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
     if kind not in BLOCK_TYPES:
-        raise InputError("gguf.block_type", path=cursor.path, name=name, kind=kind)
+        raise InputError("gguf.block_type", path=cursor.path, name=name[:_SHOWN], kind=kind)
     block_type, values, width = BLOCK_TYPES[kind]
     count = math.prod(shape)
     if not shape or count == 0 or shape[-1] % values:
-        raise InputError("gguf.shape", path=cursor.path, name=name, shape=list(shape), block_type=block_type)
+        raise InputError(
+            "gguf.shape", path=cursor.path, name=name[:_SHOWN], shape=list(shape), block_type=block_type
+        )
     size = count // values * width
     if offset + size > cursor.size:
         missing = offset + size - cursor.size
-        raise InputError("gguf.tensor_outside", path=cursor.path, name=name, missing=missing)
+        raise InputError("gguf.tensor_outside", path=cursor.path, name=name[:_SHOWN], missing=missing)
     return TensorInfo(name, shape, block_type, offset, size)

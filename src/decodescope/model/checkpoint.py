@@ -29,12 +29,12 @@ def load_model(
     """
     weights = open_weights(path)
     account_for(weights)
-    target = torch_dtype(dtype) if dtype else weights.stored_dtype
+    target, place = torch_dtype(dtype) if dtype else weights.stored_dtype, torch_device(device)
     with torch.device("meta"):
         model = CausalLM(weights.config)
-    model.rope_frequencies = model.rope_frequencies.to(device)
+    model.rope_frequencies = model.rope_frequencies.to(place)
     try:
-        _fill(model, weights, target, torch_device(device), progress)
+        _fill(model, weights, target, place, progress)
     except (MemoryError, RuntimeError) as error:
         if "alloc" in str(error).lower() or "memory" in str(error).lower() or isinstance(error, MemoryError):
             raise ResourceError("memory.loading", path=path) from None

@@ -5,7 +5,6 @@ A key that would change the maths and is not implemented is refused by name, nev
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
 }
-_LARGEST = 1 << 24  # no dimension of these families comes near; a hostile number stops here
+LARGEST = 1 << 24  # no dimension of these families comes near; a hostile number stops here
+MOST_LAYERS = 1 << 12
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _READ = {
@@ -31,9 +31,9 @@ _READ = {
 }  # fmt: skip
 _HARMLESS = {
     "attention_dropout", "auto_map", "bos_token_id", "chat_template", "dtype", "eos_token_id", "id2label",
-    "initializer_range", "is_llama_config", "label2id", "pad_token_id", "pretraining_tp", "resid_pdrop",
-    "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed",
-    "unsloth_version", "use_cache",
+    "initializer_range", "is_llama_config", "label2id", "output_attentions", "output_hidden_states",
+    "pad_token_id", "pretraining_tp", "resid_pdrop", "return_dict", "tokenizer_class", "torch_dtype",
+    "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
 }  # fmt: skip
 
 
@@ -99,14 +99,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         sizes = (*_SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings")
         for name in sizes:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= _LARGEST:
-                raise InputError("config.size", name=name, value=_short(value))
+            _check_size(name, getattr(self, name))
         if self.num_attention_heads % self.num_key_value_heads:
             raise InputError("config.groups", heads=self.num_attention_heads, kv_heads=self.num_key_value_heads)
         if self.head_dim % 2:
             raise InputError("config.head_dim", value=self.head_dim)
-        if not (_is_number(self.rms_norm_eps) and 0 < self.rms_norm_eps < 1):
+        if type(self.rms_norm_eps) is not float or not 0 < self.rms_norm_eps < 1:
             raise InputError("config.size", name="rms_norm_eps", value=_short(self.rms_norm_eps))
 
 
@@ -136,12 +134,9 @@ def parse_config(keys: Mapping[str, Any]) -> ModelConfig:
     for name in _SIZES:
         if name not in keys:
             raise InputError("config.missing_key", name=name)
+        _check_size(name, keys[name])
     heads, layers = keys["num_attention_heads"], keys["num_hidden_layers"]
-    if type(heads) is not int or type(layers) is not int or heads < 1 or not 1 <= layers <= _LARGEST:
-        raise InputError(
-            "config.size", name="num_attention_heads / num_hidden_layers", value=_short((heads, layers))
-        )
-    biased = bool(keys.get("attention_bias", False))
+    biased = _flag(keys, "attention_bias")
     return ModelConfig(
         architecture=ARCHITECTURES[family],
         vocab_size=keys["vocab_size"],
@@ -150,14 +145,15 @@ def parse_config(keys: Mapping[str, Any]) -> ModelConfig:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_or(keys.get("num_key_value_heads"), heads),
-        head_dim=_or(keys.get("head_dim"), _head_dim(keys["hidden_size"], heads, family)),
+        # Qwen3 does not divide: 128 is the family's size where config.json is silent.
+        head_dim=_or(keys.get("head_dim"), 128 if family == "qwen3" else keys["hidden_size"] // heads),
         max_position_embeddings=keys.get("max_position_embeddings", 32768),
         rms_norm_eps=keys.get("rms_norm_eps", 1e-6),
-        tie_word_embeddings=bool(keys.get("tie_word_embeddings", False)),
+        tie_word_embeddings=_flag(keys, "tie_word_embeddings"),
         rope=RopeConfig.parse(keys),
         qkv_bias=family == "qwen2" or biased,
         o_bias=family != "qwen2" and biased,
-        mlp_bias=bool(keys.get("mlp_bias", False)),
+        mlp_bias=_flag(keys, "mlp_bias"),
         qk_norm=family == "qwen3",
         windows=_windows(keys, family, layers),
     )
@@ -185,33 +181,42 @@ def _refuse_unknown(keys: Mapping[str, Any]) -> None:
 
 
 def _windows(keys: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    """Mistral: a window on every layer; Qwen: behind `use_sliding_window`, from `max_window_layers` up."""
-    window = keys.get("sliding_window")
-    if family == "llama" or window is None or (family != "mistral" and not keys.get("use_sliding_window")):
+    """Mistral: a window on every layer; Qwen: behind `use_sliding_window`, from `max_window_layers` up.
+
+    4096 and 28 are the families' own defaults where config.json is silent.
+    """
+    switched_on = family == "mistral" or (family != "llama" and _flag(keys, "use_sliding_window"))
+    window = keys.get("sliding_window", 4096) if switched_on else None
+    types = keys.get("layer_types")
+    if types is not None:
+        known = ("full_attention", "sliding_attention") if window is not None else ("full_attention",)
+        if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+            raise InputError("config.unsupported", name="layer_types", value=_short(types))
+    if window is None:
         return ()
-    first = 0 if family == "mistral" else keys.get("max_window_layers", layers)
+    first = 0 if family == "mistral" else keys.get("max_window_layers", 28)
     if type(window) is not int or window < 1 or type(first) is not int:
         raise InputError("config.size", name="sliding_window", value=_short((window, first)))
-    types = keys.get("layer_types")
-    if not isinstance(types, list):
-        return tuple(window if i >= first else None for i in range(layers))
-    if len(types) != layers or not set(map(str, types)) <= {"sliding_attention", "full_attention"}:
-        raise InputError("config.unsupported", name="layer_types", value=_short(types))
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if types is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    return tuple(window if i >= first else None for i in range(layers))
 
 
-def _head_dim(hidden_size: Any, heads: int, family: str) -> Any:
-    if family == "qwen3":
-        return 128  # the family's default where config.json is silent
-    return hidden_size // heads if type(hidden_size) is int else hidden_size
+def _check_size(name: str, value: Any) -> None:
+    most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST
+    if type(value) is not int or not 1 <= value <= most:
+        raise InputError("config.size", name=name, value=_short(value))
+
+
+def _flag(keys: Mapping[str, Any], name: str) -> bool:
+    value = keys.get(name)
+    if value is not None and type(value) is not bool:
+        raise InputError("config.size", name=name, value=_short(value))
+    return bool(value)
 
 
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _short(value: object) -> str:

@@ -116,7 +116,13 @@ _UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _with_gguf_package(block_type: str) -> Callable[[Tensor], Tensor]:
+    import numpy as np
     from gguf import GGMLQuantizationType, quants
 
     kind = GGMLQuantizationType[block_type]
-    return lambda blocks: torch.from_numpy(quants.dequantize(blocks.numpy(), kind))
+
+    def unpack(blocks: Tensor) -> Tensor:
+        with np.errstate(all="ignore"):  # what is not finite is named by the loader
+            return torch.from_numpy(quants.dequantize(blocks.numpy(), kind))
+
+    return unpack

@@ -5,7 +5,7 @@ from typing import Any
 
 from decodescope.errors import InputError
 from decodescope.formats.gguf import GGUFHeader
-from decodescope.model.config import ARCHITECTURES, ModelConfig
+from decodescope.model.config import ARCHITECTURES, LARGEST, MOST_LAYERS, ModelConfig
 from decodescope.model.rope import RopeConfig
 
 _ROOT_NAMES = {
@@ -61,7 +61,7 @@ def config_from_gguf(header: GGUFHeader) -> ModelConfig:
     for key in ("rope.dimension_count", "attention.value_length"):
         if _integer(header, key, head_dim) != head_dim:
             raise InputError("config.unsupported", name=f"{family}.{key}", value=header.of_architecture(key))
-    layers = _integer(header, "block_count")
+    layers = _integer(header, "block_count", most=MOST_LAYERS)
     window = _integer(header, "attention.sliding_window", 0)
     return ModelConfig(
         architecture=ARCHITECTURES[family],
@@ -76,7 +76,7 @@ def config_from_gguf(header: GGUFHeader) -> ModelConfig:
         rms_norm_eps=_number(header, "attention.layer_norm_rms_epsilon"),
         tie_word_embeddings="output.weight" not in header.tensors,
         rope=_rope(header),
-        qkv_bias="blk.0.attn_q.bias" in header.tensors,
+        qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in header.tensors,
         o_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in header.tensors,
         qk_norm=family == "qwen3",
@@ -92,13 +92,19 @@ def _refuse_unknown(header: GGUFHeader, family: str) -> None:
 
 
 def _rope(header: GGUFHeader) -> RopeConfig:
-    """GGUF's names for the rotary settings, put into config.json's."""
+    """GGUF's names for the rotary settings, put into config.json's.
+
+    `attn_factor` multiplies what YaRN computes there and replaces it here: only 1 means the same.
+    """
+    attention_factor = header.of_architecture("rope.scaling.attn_factor", 1.0)
+    if attention_factor != 1:
+        name = f"{header.architecture}.rope.scaling.attn_factor"
+        raise InputError("config.unsupported", name=name, value=str(attention_factor)[:80])
     kind = header.of_architecture("rope.scaling.type", "none")
     scaling: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
     if kind in ("linear", "yarn"):
         scaling["factor"] = header.of_architecture("rope.scaling.factor")
     if kind == "yarn":
-        scaling["attention_factor"] = header.of_architecture("rope.scaling.attn_factor")
         scaling["original_max_position_embeddings"] = header.of_architecture(
             "rope.scaling.original_context_length"
         )
@@ -107,9 +113,9 @@ def _rope(header: GGUFHeader) -> RopeConfig:
     return RopeConfig.parse({"rope_theta": theta, "rope_scaling": scaling, "max_position_embeddings": context})
 
 
-def _integer(header: GGUFHeader, key: str, default: int | None = None) -> int:
+def _integer(header: GGUFHeader, key: str, default: int | None = None, most: int = LARGEST) -> int:
     value = header.of_architecture(key, default)
-    if type(value) is not int or not 0 <= value < 1 << 24 or (value == 0 and default is None):
+    if type(value) is not int or not 0 <= value <= most or (value == 0 and default is None):
         raise InputError("config.size", name=f"{header.architecture}.{key}", value=str(value)[:80])
     return value
 

@@ -25,7 +25,7 @@ _YARN_OPTIONAL = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscal
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles. `divisors` (GGUF's `rope_freqs`) divide the default frequencies."""
+    """How positions become angles. `divisors` (GGUF's `rope_freqs`) divide the frequencies first."""
 
     theta: float = 10000.0
     kind: str = "default"
@@ -47,24 +47,24 @@ class RopeConfig:
 
         Raises InputError for a kind or a parameter that is not implemented.
         """
-        found = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+        found = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
         if not isinstance(found, Mapping):
-            raise InputError("config.rope", name="rope_scaling", value=found)
+            raise _refused("rope_scaling", found)
         given = {name: value for name, value in found.items() if value is not None}
         kind = given.pop("rope_type", given.pop("type", "default"))
         given.pop("type", None)
         theta = given.pop("rope_theta", keys.get("rope_theta", 10000.0))
         for partial in (given.pop("partial_rotary_factor", 1.0), keys.get("partial_rotary_factor", 1.0)):
             if partial not in (1, None):
-                raise InputError("config.unsupported", name="partial_rotary_factor", value=partial)
+                raise InputError("config.unsupported", name="partial_rotary_factor", value=str(partial)[:80])
         if not isinstance(kind, str) or kind not in _NEEDED:
-            raise InputError("config.rope", name="rope_type", value=kind)
+            raise _refused("rope_type", kind)
         if kind in ("yarn", "llama3"):
             given.setdefault("original_max_position_embeddings", keys.get("max_position_embeddings", 0))
         _check_parameters(kind, given)
         if kind == "default":
             given = {}
-        return cls(theta=_positive("rope_theta", theta), kind=kind, **given)
+        return cls(theta=_number("rope_theta", theta, above=1), kind=kind, **given)
 
 
 def _check_parameters(kind: str, given: Mapping[str, Any]) -> None:
@@ -75,16 +75,22 @@ def _check_parameters(kind: str, given: Mapping[str, Any]) -> None:
         if name not in given:
             raise InputError("config.missing_key", name=f"rope_scaling.{name}")
     for name, value in given.items():
-        if name not in allowed:
-            raise InputError("config.rope", name=name, value=value)
+        if name not in allowed or (name == "truncate" and type(value) is not bool):
+            raise _refused(name, value)
         if name != "truncate":
-            _positive(name, value)
+            _number(name, value, above=1e-6)
+    if kind == "llama3" and not given["low_freq_factor"] < given["high_freq_factor"]:
+        raise _refused("high_freq_factor", given["high_freq_factor"])
 
 
-def _positive(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise InputError("config.rope", name=name, value=str(value)[:80])
+def _number(name: str, value: Any, above: float) -> float:
+    if type(value) not in (int, float) or not above < value <= 1e12:
+        raise _refused(name, value)
     return float(value)
+
+
+def _refused(name: str, value: Any) -> InputError:
+    return InputError("config.rope", name=name[:80], value=str(value)[:80])
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -94,7 +100,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     """
     base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # d/2
     if rope.divisors is not None:
-        return base / torch.tensor(rope.divisors, dtype=torch.float32), 1.0
+        base = base / torch.tensor(rope.divisors, dtype=torch.float32)
     if rope.kind == "linear":
         return base / rope.factor, 1.0
     if rope.kind == "llama3":
@@ -109,7 +115,7 @@ def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
     wavelength = 2 * math.pi / base
     turns = rope.original_max_position_embeddings / wavelength
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    smooth = (turns - low) / (high - low) if high != low else torch.zeros_like(turns)
+    smooth = (turns - low) / (high - low)
     blended = (1 - smooth) * base / rope.factor + smooth * base
     scaled = torch.where(turns < low, base / rope.factor, blended)
     return torch.where(turns > high, base, scaled)

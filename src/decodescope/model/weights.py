@@ -45,7 +45,7 @@ def open_weights(path: Path) -> Weights:
     """
     if path.is_dir():
         return SafetensorsWeights(path)
-    if is_gguf(path):
+    if path.is_file() and is_gguf(path):
         return GGUFWeights(path)
     raise InputError("checkpoint.unknown_file", path=path)
 
@@ -68,6 +68,8 @@ class SafetensorsWeights:
         try:
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118 - the handle is no mapping
+                    if name in self._file_of:
+                        raise InputError("checkpoint.duplicate", path=file, name=name[:80])
                     view = handle.get_slice(name)
                     self.formats[name], self.shapes[name] = view.get_dtype(), tuple(view.get_shape())
                     self._file_of[name] = file
@@ -75,7 +77,7 @@ class SafetensorsWeights:
             raise InputError("checkpoint.safetensors", path=file, reason=str(error)[:160]) from None
         for name in self._file_of:
             if self.formats[name] not in _FLOATS:
-                raise InputError("checkpoint.dtype", path=file, name=name, dtype=self.formats[name])
+                raise InputError("checkpoint.dtype", path=file, name=name[:80], dtype=self.formats[name])
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         # Opened anew for each tensor: closing unmaps the pages, so that loading holds one tensor twice.
@@ -91,22 +93,24 @@ class SafetensorsWeights:
 
 
 def _shards(folder: Path) -> list[Path]:
+    files = {file.name: file for file in sorted(folder.glob("*.safetensors"))}
+    if "model.safetensors" in files:
+        return [files["model.safetensors"]]
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise InputError("checkpoint.no_weights", path=folder)
-        return files
+        return list(files.values())
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
         raise InputError("checkpoint.bad_index", path=index) from None
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str):
             raise InputError("checkpoint.bad_index", path=index)
-        if not (folder / name).is_file():
-            raise InputError("checkpoint.missing_shard", path=folder, name=name)
-    return [folder / name for name in sorted(names)]
+        if name not in files:
+            raise InputError("checkpoint.missing_shard", path=folder, name=name[:80])
+    return [files[name] for name in sorted(names)]
 
 
 class GGUFWeights:
@@ -130,7 +134,7 @@ class GGUFWeights:
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = self._read_stored(name, dtype)
-        if self.header.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if self.header.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             return self._halves_apart(tensor)
         return tensor
 
@@ -150,9 +154,8 @@ class GGUFWeights:
 
     def _halves_apart(self, tensor: Tensor) -> Tensor:
         """llama.cpp interleaves the rotary pairs of `llama` files; put pair (i, i + d/2) back in place."""
-        rows, columns = tensor.shape
-        pairs = tensor.view(rows // self.config.head_dim, self.config.head_dim // 2, 2, columns)
-        return pairs.transpose(1, 2).reshape(rows, columns)
+        pairs = tensor.view(-1, self.config.head_dim // 2, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def _by_format(formats: dict[str, str], sizes: dict[str, int]) -> dict[str, int]:

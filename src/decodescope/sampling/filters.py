@@ -63,7 +63,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     alive = torch.nonzero(logits > REMOVED)[:, 0]
     ascending, order = torch.sort(logits[alive])
     below = ascending.softmax(-1).cumsum(-1) <= 1 - p  # mass of the token and all less probable ones
-    below[-1] = False
+    below[-1:] = False
     return logits.index_fill(0, alive[order[below]], REMOVED)
 
 

@@ -107,7 +107,8 @@ def _check_type(name: str, value: Any) -> None:
     whole = type(value) is int
     right = whole if name in _INTEGERS else whole or (type(value) is float and math.isfinite(value))
     if not right and not (name == "seed" and value is None):
-        raise InputError("sampling.not_a_number", name=name, value=str(value)[:80])
+        key = "sampling.not_whole" if name in _INTEGERS else "sampling.not_a_number"
+        raise InputError(key, name=name, value=str(value)[:80])
 
 
 def resolve(given: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None) -> SamplingParams:
@@ -126,8 +127,7 @@ def resolve(given: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = Non
     for name, value in given.items():
         if value is not None:
             values[name], origins[name] = value, "command line"
-    filters = [n for n in _RANDOM_ONLY[1:] if origins.get(n) == "command line" and values[n] != _OFF[n]]
-    if filters and "temperature" not in origins:
+    if _filters_given(values, origins) and "temperature" not in origins:
         values["temperature"] = 1.0
     return SamplingParams(**values, origins=origins, notes=_notes(values, origins, checkpoint))
 
@@ -140,6 +140,11 @@ def _of_checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in _RANDOM_ONLY}
 
 
+def _filters_given(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> bool:
+    """Whether the command line switches on a filter that only shapes a draw."""
+    return any(origins.get(n) == "command line" and values[n] != _OFF[n] for n in _RANDOM_ONLY[1:])
+
+
 def _notes(
     values: Mapping[str, Any], origins: Mapping[str, Origin], checkpoint: Mapping[str, Any] | None
 ) -> tuple[str, ...]:
@@ -147,7 +152,7 @@ def _notes(
     notes = {
         "note.temperature_zero": greedy and "temperature" in origins,
         "note.seed_greedy": greedy and values["seed"] is not None,
-        "note.filter_greedy": greedy and any(origins.get(n) == "command line" for n in _RANDOM_ONLY[1:]),
+        "note.filter_greedy": greedy and _filters_given(values, origins),
         "note.filter_temperature": not greedy and "temperature" not in origins,
         "note.no_checkpoint_settings": checkpoint is not None and not _of_checkpoint(checkpoint),
     }

@@ -1,5 +1,6 @@
 """Sampler: the ordered chain of filters and the seeded draw."""
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decodescope.errors import FindingError, InputError
 from decodescope.sampling import filters
 from decodescope.sampling.params import SamplingParams
 
@@ -49,7 +51,10 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def choose(self, logits: Tensor, prompt: Sequence[int], generated: Sequence[int]) -> Choice:
-        """Choose the next token from raw logits [V] of any dtype."""
+        """Choose the next token from raw logits [V] of any dtype.
+
+        Raises FindingError for NaN or infinite logits, InputError where the settings leave nothing to choose.
+        """
         raw = logits.detach().to("cpu", torch.float32)
         stages: list[StageLogits] = []
         current = raw
@@ -57,6 +62,8 @@ class Sampler:
             value = getattr(self.params, name)
             current = _apply(name, current, value, prompt, generated)
             stages.append(StageLogits(name, value, current))
+        if not math.isfinite(current.max()):
+            raise _nothing_to_choose(logits, len(generated))
         token_id = int(current.argmax()) if self.params.is_greedy else self._draw(current)
         return Choice(token_id, raw, tuple(stages), drawn=not self.params.is_greedy)
 
@@ -71,6 +78,13 @@ class Sampler:
         probs = logits.softmax(-1)
         waits = torch.empty_like(probs).exponential_(1, generator=self._generator)
         return int((probs / waits).argmax())
+
+
+def _nothing_to_choose(logits: Tensor, step: int) -> FindingError | InputError:
+    """Why no token stands out: the model's own fault, or settings that overflow or ban everything."""
+    if not math.isfinite(logits.max()):
+        return FindingError("run.nonfinite", step=step, dtype=str(logits.dtype).removeprefix("torch."))
+    return InputError("sampling.nothing_left", step=step)
 
 
 def _apply(name: str, logits: Tensor, value: float, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
