@@ -7,6 +7,7 @@ stored ones and compute two of them again each time.
 import json
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ END_IDS = {"starter": [151645, 151643], "starter-small": [2, 0]}
 
 GREEDY = [
     "用一句话解释什么是大语言模型", "请写一首关于春天的诗", "你好", "1到10的质数有哪些？", "解释一下什么是KV缓存",
-    "把“我爱编程”翻译成英文", "北京有哪些名胜古迹？", "写一个Python函数，判断一个数是否为质数", "为什么天空是蓝色的？",
-    "给我讲一个关于猫的笑话", "What is the capital of France?", "Write a haiku about autumn.",
+    "把“我爱编程”翻译成英文", "北京有哪些名胜古迹？", "写一个Python函数，判断一个数是否为质数",
+    "为什么天空是蓝色的？", "给我讲一个关于猫的笑话", "What is the capital of France?", "Write a haiku about autumn.",
     "Explain recursion in one sentence.", "List three uses of a paperclip.", "def fibonacci(n):",
     "Translate 'good morning' into German.", "What is 17 times 23?", "Reverse the string 'hello' in Rust.",
     "🎉 means what?", "Summarise the water cycle.",
@@ -48,13 +49,18 @@ class Reference:
 
     def __init__(self, name: str) -> None:
         path = find_model(name, download=False).path
-        where: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-        if name == "starter":  # the converter of GGUF tokenizers leaves the Qwen family's normaliser out
-            self.tokenizer.backend_tokenizer.normalizer = NFC()
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+        self.name, self.end_ids = name, END_IDS[name]
+        self._where: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(**self._where, dtype=torch.float32).eval()
         self.model.generation_config = transformers.GenerationConfig()
-        self.end_ids = END_IDS[name]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Built only where prompts are made: reading the vocabulary takes transformers some seconds."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**self._where)
+        if self.name == "starter":  # the converter of GGUF tokenizers leaves the Qwen family's normaliser out
+            tokenizer.backend_tokenizer.normalizer = NFC()
+        return tokenizer
 
     def prompt_ids(self, text: str) -> list[int]:
         """The ids of a user's message behind the chat template."""

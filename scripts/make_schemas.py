@@ -1,4 +1,4 @@
-"""Write the JSON Schemas of the lines of `run --json` into docs/schemas, from the records themselves.
+"""Write the JSON Schemas of what `--json` prints into docs/schemas, from the records themselves.
 
 `--check` writes nothing and exits 1 when a file is out of date.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from decodescope.catalogue import ModelCard, Pulled, Tokenization
 from decodescope.trace.lines import NONFINITE, TYPES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
@@ -19,7 +20,9 @@ _NONFINITE = {"enum": list(NONFINITE)}
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name -> schema: every key is required, no other is allowed."""
-    return {f"{name}-line.json": _line_schema(name, record) for name, record in TYPES.items()}
+    lines = {f"{name}-line.json": _line_schema(name, record) for name, record in TYPES.items()}
+    documents = {"tokens.json": Tokenization, "model.json": ModelCard, "pull.json": Pulled}
+    return lines | {name: _document_schema(name, record) for name, record in documents.items()}
 
 
 def text(schema: dict[str, Any]) -> str:
@@ -50,6 +53,13 @@ def _line_schema(name: str, record: Any) -> dict[str, Any]:
         _make_strict(definition)
     schema["properties"]["row"] = {"type": "integer", "minimum": 0, "description": "only in a batch (--prompts)"}
     return {"$schema": _DIALECT, "$id": f"{name}-line.json", **schema}
+
+
+def _document_schema(name: str, record: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = TypeAdapter(record).json_schema(mode="serialization")
+    for definition in (schema, *schema.get("$defs", {}).values()):
+        _make_strict(definition)
+    return {"$schema": _DIALECT, "$id": name, **schema}
 
 
 def _make_strict(definition: dict[str, Any]) -> None:

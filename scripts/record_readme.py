@@ -19,7 +19,8 @@ from decodescope.locale import LANGUAGES
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
 PROMPT = "用一句话解释什么是大语言模型"
 COLUMNS = 126  # the widest line of a run
-CELL_WIDTH = 12.2  # Rich's, in the picture's own units
+CELL_WIDTH, FONT_SIZE = 12.2, 20  # Rich's, in the picture's own units
+WIDE_GAP = 2 * CELL_WIDTH - FONT_SIZE
 
 # Rich's own format names a font on a server, which a picture in a README may not load, and no Chinese one.
 FORMAT = """\
@@ -46,7 +47,9 @@ FORMAT = """\
 </g>
 </svg>
 """
-_TEXT = re.compile(r'<text (class="[^"]+-r\d+") x="([\d.]+)" (y="[\d.]+") textLength="[\d.]+" ([^>]*)>([^<]*)</text>')
+_TEXT = re.compile(
+    r'<text (class="[^"]+-r\d+") x="([\d.]+)" (y="[\d.]+") textLength="[\d.]+" ([^>]*)>([^<]*)</text>'
+)
 
 
 def picture(language: str) -> str:
@@ -65,12 +68,15 @@ def _on_the_grid(found: re.Match[str]) -> str:
     """One text cut where the width of its characters changes: Rich measures all of them as one cell wide."""
     style, start, y, rest, content = found.groups()
     x, pieces = float(start), []
-    for _, letters in groupby(unescape(content), key=cell_len):
+    for cells, letters in groupby(unescape(content), key=cell_len):
         text = "".join(letters)
-        width = cell_len(text) * CELL_WIDTH
+        width = len(text) * cells * CELL_WIDTH
         if text.strip("\xa0 "):
-            shown = escape(text, quote=False).replace(" ", "\xa0")
-            pieces.append(f'<text {style} x="{x:g}" {y} textLength="{width:g}" {rest}>{shown}</text>')
+            # A wide character is as broad as its font is high: centred in its two cells.
+            fit = f'x="{x + WIDE_GAP / 2:g}" letter-spacing="{WIDE_GAP:g}"'
+            if cells == 1:
+                fit = f'x="{x:g}" textLength="{width:g}"'
+            pieces.append(f"<text {style} {fit} {y} {rest}>{escape(text, quote=False)}</text>")
         x += width
     return "".join(pieces)
 

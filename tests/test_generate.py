@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from families import BY_NAME, VOCABULARY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Sampler
+from families import BY_NAME, VOCABULARY
 
 DRAWN = SamplingParams(temperature=1.0, seed=11)
 

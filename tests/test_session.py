@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_model import IM_END, make_tiny_model
 
 from decodescope import RunOptions, Session, read_trace
 from decodescope.errors import FindingError, InputError
 from decodescope.observe.recorder import RowRecorder
+from tiny_model import IM_END, make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,47 @@ from typing import Any
 import psutil
 
 from decodescope.errors import InputError
-from decodescope.models import ModelFiles, Report, find_model, hash_model, silent
+from decodescope.models import Report, describe, find_model, hash_model, silent
 
 CONTEXTS = (4096, 32768, 131072)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One id: whose it is (`role`), a control id typed inside content (`injected`), part of a character."""
+
+    id: int
+    text: str
+    bytes_hex: str
+    role: str
+    injected: bool
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """From text to ids: what each stage made of it. `dropped` pieces cannot be spelled by the vocabulary."""
+
+    text: str
+    normalised: str
+    pieces: tuple[str, ...]
+    dropped: tuple[str, ...]
+    ids: tuple[int, ...]
+    tokens: tuple[TokenRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A model that lies on this machine, and where it came from."""
+
+    model: str
+    path: str
+    source: str
+    revision: str | None
+    sha256: str | None
+    bytes: int
+    cached: bool  # it was here already
+    description: str  # the same in one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +64,19 @@ class ModelCard:
     fit: dict[str, Any]
 
 
-def fetch(model: str, report: Report = silent) -> ModelFiles:
-    """Find a model, fetching it where needed, and make sure that its hash is known."""
-    return hash_model(find_model(model, report), report)
+def fetch(model: str, report: Report = silent) -> Pulled:
+    """Find a model, fetching it where needed, and make sure that its hash is known. Raises InputError."""
+    files = hash_model(find_model(model, report), report)
+    return Pulled(
+        model=files.name,
+        path=str(files.path),
+        source=files.source,
+        revision=files.revision,
+        sha256=files.sha256,
+        bytes=files.bytes,
+        cached=files.cached,
+        description=describe(files),
+    )
 
 
 def tokenize(
@@ -39,7 +87,7 @@ def tokenize(
     system: str | None = None,
     messages_file: Path | None = None,
     report: Report = silent,
-) -> dict[str, Any]:
+) -> Tokenization:
     """Every stage from text to ids; with `chat`, or a file of messages, through the chat template first.
 
     Never imports torch, so that it answers at once. Raises InputError.
@@ -58,20 +106,15 @@ def tokenize(
     else:
         prompt = raw_prompt(tokenizer, text or "")
     stages = tokenizer.stages(prompt.text)
-    pieces = [piece.text for piece in stages.pieces]
-    return {
-        "text": prompt.text,
-        "normalised": stages.normalised,
-        "pieces": pieces,
-        "dropped": [pieces[i] for i in stages.dropped],
-        "ids": prompt.ids,
-        "tokens": [_token(token) for token in prompt.tokens],
-    }
-
-
-def _token(token: Any) -> dict[str, Any]:
-    facts = {name: getattr(token, name) for name in ("id", "text", "role", "injected", "partial")}
-    return {**facts, "bytes_hex": token.bytes.hex()}
+    pieces = tuple(piece.text for piece in stages.pieces)
+    return Tokenization(
+        text=prompt.text,
+        normalised=stages.normalised,
+        pieces=pieces,
+        dropped=tuple(pieces[i] for i in stages.dropped),
+        ids=tuple(prompt.ids),
+        tokens=tuple(TokenRow(t.id, t.text, t.bytes.hex(), t.role, t.injected, t.partial) for t in prompt.tokens),
+    )
 
 
 def model_card(model: str | None, config_file: Path | None, report: Report = silent) -> ModelCard:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_model import make_tiny_model
 
 from decodescope.cli.main import main
+from tiny_model import make_tiny_model
 
 
 @dataclass

@@ -61,7 +61,7 @@ def refused(outcome, *words: str) -> None:
         (("--keep", "logits"), "--save"),
         (("--stop", ""), "stop"),
         (("--no-such-option",), "--no-such-option"),
-        (("--temperature", "warm"), "warm"),
+        (("--temperature", "warm"), "--temperature"),
         (("--lang", "fr"), "en, zh"),
         (("--step", "--json"), "--step"),
         (("--raw", "--system", "x"), "--system"),

@@ -3,7 +3,7 @@
 import struct
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
-_CODES = "B b H h I i f ? _ _ Q q d".split()
+_CODES = ["B", "b", "H", "h", "I", "i", "f", "?", "_", "_", "Q", "q", "d"]
 
 
 def text(value: str | bytes) -> bytes:

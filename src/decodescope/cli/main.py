@@ -41,11 +41,13 @@ def _run(arguments: list[str]) -> int:
     from decodescope.cli.app import app
 
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="decodescope", standalone_mode=False)
     except TyperException as fault:
         return _say(fault.format_message(), EXIT_USAGE)
     except Abort:
         raise KeyboardInterrupt from None
+    if code == EXIT_INTERRUPTED:  # the library turns Ctrl-C into this code and says nothing
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 

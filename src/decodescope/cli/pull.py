@@ -1,5 +1,6 @@
 """`decodescope pull`: get a model."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 from decodescope.cli import options as o
@@ -14,17 +15,14 @@ def pull(
     lang: o.Lang = None,
 ) -> None:
     from decodescope.catalogue import fetch
-    from decodescope.models import describe
 
     report = StderrReport()
-    files = fetch(model, report)
+    pulled = fetch(model, report)
     report.close()
-    if not json:
-        out().print(line(describe(files)))
-        return
-    fields = ("source", "revision", "sha256", "bytes", "cached")
-    facts = {"model": files.name, "path": str(files.path), **{name: getattr(files, name) for name in fields}}
-    print(json_text(facts))
+    if json:
+        print(json_text(asdict(pulled)))
+    else:
+        out().print(line(pulled.description))
 
 
 pull.__doc__ = t("help.pull")

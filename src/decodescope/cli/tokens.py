@@ -1,6 +1,8 @@
 """`decodescope tokens`: from text to ids, every stage side by side."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +13,9 @@ from decodescope.cli.run import read_prompt
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text
+
+if TYPE_CHECKING:
+    from decodescope.catalogue import Tokenization, TokenRow
 
 
 def tokens(
@@ -35,7 +40,7 @@ def tokens(
         report=StderrReport(),
     )
     if json:
-        print(json_text(found))
+        print(json_text(asdict(found)))
     else:
         _draw(found)
 
@@ -43,27 +48,26 @@ def tokens(
 tokens.__doc__ = t("help.tokens")
 
 
-def _draw(found: dict[str, Any]) -> None:
-    same = found["normalised"] == found["text"]
-    normalised = t("tokens.unchanged") if same else visible(found["normalised"])
-    pieces = " │ ".join(token_text(piece) for piece in found["pieces"])
-    for key, value in (("text", visible(found["text"])), ("normalised", normalised), ("pieces", pieces)):
+def _draw(found: "Tokenization") -> None:
+    normalised = t("tokens.unchanged") if found.normalised == found.text else visible(found.normalised)
+    pieces = " │ ".join(map(token_text, found.pieces))
+    for key, value in (("text", visible(found.text)), ("normalised", normalised), ("pieces", pieces)):
         out().print(line((t(f"tokens.{key}"), "bold")))
         out().print(Text("  " + value), soft_wrap=False)
-    out().print(_table(found["tokens"]))
-    if found["dropped"]:
-        out().print(line((t("tokens.dropped", pieces=" ".join(map(token_text, found["dropped"]))), "red")))
-    ids = ", ".join(map(str, found["ids"]))
-    out().print(Text(f"{t('tokens.ids', count=len(found['ids']))} [{ids}]"), soft_wrap=False)
+    out().print(_table(found.tokens))
+    if found.dropped:
+        out().print(line((t("tokens.dropped", pieces=" ".join(map(token_text, found.dropped))), "red")))
+    ids = ", ".join(map(str, found.ids))
+    out().print(Text(f"{t('tokens.ids', count=len(found.ids))} [{ids}]"), soft_wrap=False)
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(rows: "Sequence[TokenRow]") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("index", "token", "id", "bytes", "role", "remark"):
         table.add_column(t(f"tokens.column.{name}"), justify="right" if name in ("index", "id") else "left")
     for index, token in enumerate(rows):
-        remarks = [t(f"tokens.{mark}") for mark in ("partial", "injected") if token[mark]]
-        style = "red" if token["injected"] else ""
-        cells = (str(index), token_text(token["text"]), str(token["id"]), token["bytes_hex"], token["role"])
+        remarks = [t(f"tokens.{mark}") for mark in ("partial", "injected") if getattr(token, mark)]
+        style = "red" if token.injected else ""
+        cells = (str(index), token_text(token.text), str(token.id), token.bytes_hex, token.role)
         table.add_row(*(Text(cell, style) for cell in cells), Text(", ".join(remarks), "yellow"))
     return table

@@ -1,0 +1,117 @@
+"""Loading holds the weights and at most two more tensors: measured in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from decodescope.model.config import parse_config
+
+# The largest tensor is an eighth of the whole, so that holding a file's copy beside the weights would show.
+KEYS = dict(
+    architectures=["Qwen2ForCausalLM"], vocab_size=9216, hidden_size=1024, intermediate_size=3072, num_hidden_layers=5,
+    num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True,
+)  # fmt: skip
+CONFIG = parse_config(KEYS)
+SHAPES = dict(CONFIG.tensor_shapes())
+WEIGHTS = 4 * sum(np.prod(shape) for shape in SHAPES.values())
+LARGEST = 4 * 9216 * 1024
+
+MEASURE = """
+import sys
+from pathlib import Path
+import torch
+from decodescope.model.checkpoint import load_model
+
+def kilobytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+torch.ones(64, 64) @ torch.ones(64, 64)
+before = kilobytes("VmRSS:")
+model, _ = load_model(Path(sys.argv[1]), "float32")
+print(kilobytes("VmHWM:") - before, kilobytes("VmRSS:") - before)
+"""
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
+)
+
+
+def growth(path: Path, script: str = MEASURE) -> tuple[int, int]:
+    """Bytes by which the process grew at its peak, and after loading."""
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    peak, after = (int(number) * 1024 for number in done.stdout.split())
+    return peak, after
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "config.json").write_text(json.dumps(KEYS))
+    values = torch.rand(LARGEST // 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    tensors = {name: values[: int(np.prod(shape))].view(shape).clone() for name, shape in SHAPES.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    """The same shapes as a `llama` file, whose q and k rows have to be put in order, in Q8_0."""
+    path = tmp_path_factory.mktemp("packed") / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(5)
+    writer.add_context_length(512)
+    writer.add_embedding_length(1024)
+    writer.add_feed_forward_length(3072)
+    writer.add_head_count(8)
+    writer.add_layer_norm_rms_eps(1e-6)
+    blocks = np.random.default_rng(0).integers(0, 256, (9216 * 32, 34), np.uint8)
+    blocks[:, :2] = (0, 0x20)  # the scale of every block: float16 0.0078
+    names = {
+        "q": "attn_q",
+        "k": "attn_k",
+        "v": "attn_v",
+        "o": "attn_output",
+        "gate": "ffn_gate",
+        "up": "ffn_up",
+        "down": "ffn_down",
+    }
+    for name, shape in SHAPES.items():
+        if name.endswith(".bias"):
+            continue
+        layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+        if len(shape) == 1:
+            part = "output_norm" if not layer else "attn_norm" if "input" in name else "ffn_norm"
+            writer.add_tensor(f"{layer}{part}.weight", np.ones(shape, np.float32))
+            continue
+        part = names[name.split(".")[-2].removesuffix("_proj")] if layer else "token_embd"
+        rows, columns = shape
+        raw = blocks[: rows * columns // 32].reshape(rows, -1)
+        writer.add_tensor(f"{layer}{part}.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@needs_proc
+@pytest.mark.parametrize("kind", ["folder", "packed"])
+def test_peak_memory_is_the_weights_and_at_most_twice_the_largest_tensor(kind, request):
+    peak, after = growth(request.getfixturevalue(kind))
+    assert after > 0.95 * WEIGHTS  # they were really loaded
+    assert peak < WEIGHTS + 2 * LARGEST
+
+
+@needs_proc
+def test_the_measurement_sees_a_whole_file_held_beside_the_weights(folder):
+    whole = MEASURE.replace("model, _ =", "held = Path(sys.argv[1], 'model.safetensors').read_bytes(); model, _ =")
+    peak, _ = growth(folder, whole)
+    assert peak > WEIGHTS + 2 * LARGEST
