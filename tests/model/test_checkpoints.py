@@ -3,6 +3,8 @@
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +102,18 @@ def test_progress_counts_up_to_all_bytes(tiny_folders):
     done = [at for at, _ in told]
     assert done == sorted(done)
     assert told[-1] == (sum(p.numel() * 4 for p in model.parameters()),) * 2
+
+
+def test_building_the_empty_model_draws_no_values_and_imports_nothing_heavy(tiny_folders):
+    """Initial values on the meta device pull in sympy: a second, and 75 MB, before the first step."""
+    script = """
+import sys
+from pathlib import Path
+from decodescope.model.checkpoint import load_model
+load_model(Path(sys.argv[1]))
+sys.exit(int("sympy" in sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", script, tiny_folders["qwen3-gqa"]], check=False).returncode == 0
 
 
 def test_nothing_is_left_without_values_or_ready_to_be_trained(family: Family, tiny_folders):

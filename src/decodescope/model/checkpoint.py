@@ -1,7 +1,10 @@
 """From weights on disk to a model that runs, every tensor accounted for."""
 
+import math
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -99,18 +102,46 @@ def _listed(names: set[str]) -> str:
 def _fill(
     model: CausalLM, weights: Weights, dtype: torch.dtype, device: torch.device, progress: Progress | None
 ) -> None:
-    shapes = list(weights.config.tensor_shapes())
-    total = sum(torch.Size(shape).numel() for _, shape in shapes) * dtype.itemsize
+    total = sum(math.prod(shape) for _, shape in weights.config.tensor_shapes()) * dtype.itemsize
     done = 0
-    for name, _ in shapes:
-        tensor = weights.read(name, dtype)
-        _refuse_nonfinite(weights, name, tensor)
+    for name, tensor in _read_all(weights, dtype):
         _assign(model, name, tensor.to(device))
         done += tensor.numel() * dtype.itemsize
         if progress:
             progress(done, total)
     if weights.config.tie_word_embeddings:
         _tie(model, weights, dtype)
+
+
+def _read_all(weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in order, some being read ahead side by side, each by a thread of its own.
+
+    Parallel regions inside the many small operations of unpacking would wait for the scheduler as soon as
+    another process is busy; whole tensors side by side do not.
+    """
+    threads = torch.get_num_threads()
+    pending: deque[tuple[str, Future[Tensor]]] = deque()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for name, _ in weights.config.tensor_shapes():
+                pending.append((name, pool.submit(_read_finite, weights, name, dtype)))
+                if len(pending) > threads:
+                    yield _next(pending)
+            while pending:
+                yield _next(pending)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _next(pending: deque[tuple[str, Future[Tensor]]]) -> tuple[str, Tensor]:
+    name, future = pending.popleft()
+    return name, future.result()
+
+
+def _read_finite(weights: Weights, name: str, dtype: torch.dtype) -> Tensor:
+    tensor = weights.read(name, dtype)
+    _refuse_nonfinite(weights, name, tensor)
+    return tensor
 
 
 def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -105,7 +105,9 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        V, D = config.vocab_size, config.hidden_size
+        # Given its values, it draws none: on the meta device the draw alone costs a second of imports.
+        self.embed_tokens = nn.Embedding(V, D, _weight=torch.empty(V, D))
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decodescope.formats.gguf import BLOCK_TYPES
 
-_CHUNK_VALUES = 1 << 19  # a chunk and its temporaries stay near the processor's cache
+_CHUNK_VALUES = 1 << 18  # a chunk and its temporaries stay near the processor's cache
 _ROW_BLOCK = 256  # values in a K-quant block
 
 

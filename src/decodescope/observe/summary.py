@@ -1,18 +1,22 @@
 """One choice, summed up: the raw distribution, the candidates, and what each sampler stage left.
 
 Entropy is -sum p ln p in nats; everything is computed from float32 logits with log-sum-exp, never from log(p).
+numpy does the passes over the vocabulary: on one thread, so that watching never waits for a thread pool.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from decodescope.sampling.sampler import Choice
 from decodescope.trace.records import Candidate, Stage
 
+Logits = npt.NDArray[np.float32]
 Spelling = Callable[[int], tuple[str, str]]  # token id -> (text, bytes in hexadecimal)
 
 
@@ -33,35 +37,41 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities behind logits [V]: their log-sum-exp and entropy; removed tokens are -inf."""
+    """What lies behind logits [V]: their log-sum-exp, entropy, and how many are not removed (-inf)."""
 
     lse: float
     entropy_nats: float
     survivors: int
 
     @classmethod
-    def of(cls, logits: Tensor) -> "Distribution":
-        """Measure logits [V], or the survivors among them."""
-        lse = torch.logsumexp(logits, -1)
-        probs = torch.exp(logits - lse)
-        # A removed token is 0 * -inf: it contributes nothing, not NaN.
-        mean_logit = torch.dot(probs, torch.nan_to_num(logits, neginf=0.0))
-        return cls(float(lse), max(float(lse - mean_logit), 0.0), int((logits > -torch.inf).sum()))
+    def of(cls, logits: Logits) -> "Distribution":
+        """Measure logits [V]; those at -inf have no part in it. NaN or +inf make `lse` and entropy NaN."""
+        alive = logits[logits != -np.inf]
+        with np.errstate(invalid="ignore"):
+            peak = alive.max()
+            weights = np.exp(alive - peak)
+            total = float(weights.sum(dtype=np.float64))
+            mean_distance = float((weights * (alive - peak)).sum(dtype=np.float64)) / total
+        return cls(math.log(total) + float(peak), max(math.log(total) - mean_distance, 0.0), len(alive))
+
+    def mass(self, logits: Logits) -> float:
+        """The probability of some of its logits together."""
+        return float(np.exp(logits - np.float32(self.lse)).sum(dtype=np.float64))
 
 
 def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
     """Sum up one choice with its `count` most probable candidates (the chosen token is always among them)."""
-    raw = Distribution.of(choice.raw)
+    raw = Distribution.of(choice.raw.numpy())
     values, ids = torch.topk(choice.raw, min(max(count, 2), choice.raw.numel()))
     margin = float(values[0] - values[1]) if len(values) > 1 else math.inf
     stages, final = _stages(choice, raw)
     chosen = choice.token_id
     logit = float(choice.raw[chosen])
-    rank = int((choice.raw > logit).sum()) + 1
     listed = ids[:count].tolist()
+    ranks = list(range(1, len(listed) + 1))
     if chosen not in listed:
         listed.append(chosen)
-    ranks = [rank if token == chosen else place for place, token in enumerate(listed, start=1)]
+        ranks.append(int(np.count_nonzero(choice.raw.numpy() > logit)) + 1)
     return Summary(
         rank=ranks[listed.index(chosen)],
         logprob_nats=logit - raw.lse,
@@ -77,15 +87,13 @@ def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
 
 def _stages(choice: Choice, raw: Distribution) -> tuple[tuple[Stage, ...], Distribution]:
     """What each stage left, and the distribution after the last of them."""
-    stages, before = [], raw
-    before_logits = choice.raw
+    stages, before, entered = [], raw, choice.raw.numpy()
     for stage in choice.stages:
-        after = Distribution.of(stage.logits)
-        kept = 1.0
-        if after.survivors < before.survivors:
-            kept = float(torch.exp(before_logits[stage.logits > -torch.inf] - before.lse).sum())
+        left = stage.logits.numpy()
+        after = Distribution.of(left)
+        kept = before.mass(entered[left != -np.inf]) if after.survivors < before.survivors else 1.0
         stages.append(Stage(stage.name, {stage.name: stage.value}, after.survivors, kept, after.entropy_nats))
-        before, before_logits = after, stage.logits
+        before, entered = after, left
     return tuple(stages), before
 
 
