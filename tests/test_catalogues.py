@@ -25,7 +25,6 @@ CALLS = {
 GIVEN_BY_CALLED = {"foreign_faults": {"reason"}}  # placeholders that the callee fills
 # Names that are put together from a value while running: all of them, in full.
 PUT_TOGETHER = {
-    *(f"help.panel.{name}" for name in ("prompt", "length", "sampling", "view")),
     *(f"origin.{name.replace(' ', '_')}" for name in get_args(Origin)),
     *(f"finish.{name}" for name in get_args(FinishReason)),
     *(

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from decodescope.errors import InputError
-from decodescope.models import Report, describe, find_model, hash_model, silent
+from decodescope.models import ModelFiles, Report, describe, find_model, hash_model, silent
 
 CONTEXTS = (4096, 32768, 131072)
 
@@ -79,6 +79,13 @@ def fetch(model: str, report: Report = silent) -> Pulled:
     )
 
 
+def _found(model: str, report: Report) -> ModelFiles:
+    """The model's files, after saying where they came from."""
+    files = find_model(model, report)
+    report(describe(files))
+    return files
+
+
 def tokenize(
     model: str,
     text: str | None,
@@ -98,7 +105,7 @@ def tokenize(
 
     if system is not None and not (chat or messages_file):
         raise InputError("chat.system_needs_chat")
-    tokenizer = open_tokenizer(find_model(model, report).path)
+    tokenizer = open_tokenizer(_found(model, report).path)
     if messages_file is not None:
         prompt = chat_prompt(tokenizer, with_system(read_messages(messages_file), system))
     elif chat:
@@ -124,7 +131,7 @@ def model_card(model: str | None, config_file: Path | None, report: Report = sil
 
     if config_file is not None:
         return _card(read_config(config_file), {})
-    weights = open_weights(find_model(model or "starter", report).path)
+    weights = open_weights(_found(model or "starter", report).path)
     return _card(weights.config, weights.stored_bytes())
 
 

@@ -1,6 +1,6 @@
 """LiveRun: rows being decoded and recorded, step by step; a single row can be changed and taken back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -87,20 +87,28 @@ class LiveRun:
     def _turn(self) -> Iterator[tuple[int, Step]]:
         with self._watch.section("forward"):
             self._decoding.forward()
+        kv_of = self._kv()
         with self._watch.section("sample"):
             choices = self._decoding.choose()
-        cache = self._decoding.cache
-        seconds = self._watch.seconds
-        self._measured = Measured(
-            Kv(cache.length, cache.used_bytes, cache.allocated_bytes),
-            seconds["forward"],
-            seconds["sample"],
-            memory_now(self._watch.device),
-        )
+        seconds, memory = self._watch.seconds, memory_now(self._watch.device)
         for decoded in choices:
+            self._measured = Measured(kv_of(decoded.position), seconds["forward"], seconds["sample"], memory)
             self._newest = decoded
             yield decoded.row, self._recorded(decoded, self._measured)
             self._end_if_due()
+
+    def _kv(self) -> Callable[[int], Kv]:
+        """What each row holds of the cache, measured before rows that end leave it.
+
+        A row's tokens and bytes leave its padding out; what is allocated is its share of the buffers.
+        """
+        cache, rows = self._decoding.cache, len(self._decoding.active)
+        each, allocated, cached = (
+            cache.position_bytes,
+            cache.allocated_bytes // rows,
+            self._decoding.limits.use_cache,
+        )
+        return lambda tokens: Kv(tokens * cached, tokens * cached * each, allocated)
 
     def _recorded(self, decoded: Decoded, measured: Measured) -> Step:
         recorder = self._recorders[decoded.row]

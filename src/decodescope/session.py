@@ -19,6 +19,7 @@ from decodescope.sampling.params import resolve
 from decodescope.sampling.sampler import Sampler
 from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
 from decodescope.text.messages import Message, read_messages, read_prompts, with_system
+from decodescope.text.stream import StopStrings
 from decodescope.text.tokenizer import open_tokenizer
 from decodescope.trace.records import Run, Trace
 from decodescope.trace.store import TraceWriter
@@ -29,7 +30,10 @@ Prompts = list[Prompt]
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run: sampling values by name (see `sampling.params`), and everything around them."""
+    """How to run: sampling values by name (see `sampling.params`), and everything around them.
+
+    Raises InputError for values that cannot be, before a model is loaded.
+    """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_settings: bool = False  # start from the checkpoint's generation_config
@@ -48,6 +52,8 @@ class RunOptions:
             raise InputError("run.candidates", value=self.candidates)
         if self.keep_logits and self.save is None:
             raise InputError("run.keep_needs_save")
+        resolve(self.sampling)
+        StopStrings(self.stop)
 
 
 class Session:
@@ -87,6 +93,8 @@ class Session:
 
         Raises InputError for an empty text, and for chat with a model that has no template.
         """
+        if not text:
+            raise InputError("text.empty_prompt")
         if chat is False or (chat is None and self.tokenizer.chat_template is None):
             if system is not None:
                 raise InputError("chat.system_needs_template")

@@ -41,13 +41,13 @@ def refused(outcome, *words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--temperature", "-1"), "temperature"),
+        (("--temperature", "-1"), "Temperature must be"),
         (("--temperature", "nan"), "temperature"),
         (("--top-p", "0"), "top-p"),
         (("--top-p", "1.5"), "top-p"),
         (("--top-k", "-1"), "top-k"),
         (("--min-p", "2"), "min-p"),
-        (("--repetition-penalty", "0"), "repetition"),
+        (("--repetition-penalty", "0"), "Repetition"),
         (("--no-repeat-ngram-size", "-2"), "ngram"),
         (("--seed", "-1"), "seed"),
         (("--max-new-tokens", "0"), "max-new-tokens"),

@@ -61,13 +61,13 @@ def test_saved_json_is_the_json_that_was_printed(cli, tiny, tmp_path):
 def test_one_step_can_be_shown(cli, tiny, tmp_path):
     cli("run", "Hi", "-m", tiny, "-n", "4", "--save", tmp_path / "run", "--ignore-eos")
     one = cli("show", tmp_path / "run", "--step", "2").out
-    assert one.startswith("  2 ")
-    assert "there is no step 4" in cli("show", tmp_path / "run", "--step", "4").fault
+    assert one.startswith("step 2 ")
+    assert "no step 4" in cli("show", tmp_path / "run", "--step", "4").fault
 
 
 def test_the_block_of_a_step_tells_token_probability_entropy_cache_and_time(cli, tiny):
     out = cli("run", "Hi", "-m", tiny, "-n", "1", "--ignore-eos", "--candidates", "3").out
-    headline = next(line for line in out.splitlines() if line.startswith("  0 "))
+    headline = next(line for line in out.splitlines() if line.startswith("step 0 "))
     assert re.search(
         r"p [\d.e-]+ % · rank 1 · entropy [\d.]+ nats · KV \d+ tokens, .+ · forward [\d.]+ ms", headline
     )

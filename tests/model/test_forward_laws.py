@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decodescope.model.checkpoint import DTYPES, load_model
-from decodescope.model.decoder import CausalLM, RMSNorm
+from decodescope.model.decoder import CausalLM, RMSNorm, _positions
 from decodescope.model.kv_cache import KVCache
 from families import BY_NAME, FAMILIES, VOCABULARY
 
@@ -106,6 +106,13 @@ def test_a_left_padded_row_equals_the_row_alone(models, name):
         alone = model(row[None], every_logit=True)[0]
         assert_same(uncached[i, padding[i] :], alone)
         assert_same(cached[i, padding[i] :], alone)
+
+
+def test_positions_count_from_each_rows_first_token():
+    """Rotary scores hide a shift of a whole row, so the logits alone would not show it."""
+    padding = torch.tensor([0, 1, 4])
+    assert _positions(3, 2, padding, padding.device).tolist() == [[2, 3, 4], [1, 2, 3], [0, 0, 0]]
+    assert _positions(3, 2, None, padding.device).tolist() == [[2, 3, 4]]
 
 
 @EVERY

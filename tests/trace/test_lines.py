@@ -101,7 +101,7 @@ def test_a_broken_line_is_refused_by_the_schema_and_by_the_reader(line):
     assert not validator(line["type"]).is_valid(line)
     with pytest.raises(InputError) as fault:
         record_from(line)
-    assert str(fault.value).startswith("the line does not fit the trace format")
+    assert str(fault.value).startswith("The line does not fit the trace format")
 
 
 @pytest.mark.parametrize("line", [{}, {"type": "word"}, [], None, {"type": ["run"]}])

@@ -291,14 +291,14 @@ def test_an_unwritable_place_is_one_sentence(tmp_path):
     place = Path("/proc/decodescope-run") if os.geteuid() == 0 else tmp_path / "closed" / "run"
     if place.is_relative_to(tmp_path):
         place.parent.mkdir(mode=0o555)
-    with pytest.raises(InputError, match=f"cannot save a run in {place}"):
+    with pytest.raises(InputError, match=f"Cannot save a run in {place}"):
         TraceWriter.create(place, plain_run())
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda path: None, "there is no folder"),
+        (lambda path: None, "There is no folder"),
         (lambda path: path.write_text("x"), "is not a folder"),
         (lambda path: path.mkdir(), "holds no saved run"),
         (lambda path: (path / "trace.db").mkdir(parents=True), "holds no saved run"),
@@ -315,9 +315,9 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, make, sentence):
 
 
 def test_a_name_no_file_can_have_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="cannot read the run in"):
+    with pytest.raises(InputError, match="Cannot read the run in"):
         read_trace(tmp_path / ("x" * 300))
-    with pytest.raises(InputError, match="cannot save a run in"):
+    with pytest.raises(InputError, match="Cannot save a run in"):
         TraceWriter.create(tmp_path / ("x" * 300), plain_run())
 
 

@@ -13,9 +13,9 @@ from decodescope.locale import translate as t
 app = typer.Typer(
     name="decodescope",
     help=t("help.decodescope"),
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut Chinese lines short
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (run, tokens, model, pull, show, export):
@@ -24,12 +24,14 @@ for command in (run, tokens, model, pull, show, export):
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", help=t("help.version"), show_default=False),
 ) -> None:
     """Options of the program itself."""
     if version:
         print(f"decodescope {decodescope.__version__}")
-        raise typer.Exit
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 root.__doc__ = t("help.decodescope")

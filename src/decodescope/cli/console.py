@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from decodescope.locale import translate as t
+
 _PICTURES = {"\n": "↵", "\t": "⇥", "\r": "␍", " ": "␣"}
 PLAIN_WIDTH = 120  # columns where the output is no terminal
 
@@ -71,7 +73,7 @@ class StderrReport:
 
     def loading(self, done: int, total: int) -> None:
         """A step of loading the weights, in bytes."""
-        self("", (done, total))
+        self(t("run.loading"), (done, total))
 
     def close(self) -> None:
         """Take the bar away."""

@@ -49,6 +49,8 @@ def _draw_config(card: "ModelCard") -> None:
     for name, value in card.config.items():
         if name == "windows":
             value = sorted({w for w in value if w}) or t("model.none")
+        if isinstance(value, float):
+            value = f"{value:g}"
         if name == "rope":
             value = _rope(value)
         table.add_row(Text(f"  {name}", "dim"), Text(str(value)))
@@ -81,7 +83,13 @@ def _draw_costs(card: "ModelCard") -> None:
         key = "model.fits" if fits["weights_fit"] else "model.does_not_fit"
         verdict = t(key, tokens=count(fits["tokens_left"]))
         out().print(line("  ", (f"{name:<14}", "dim"), f"{count(size):>16}  {binary_bytes(size):>11}  ", verdict))
+    context = card.config["max_position_embeddings"]
     _heading("cache", saving=f"{card.gqa_saving:g}")
     for name, per_token in card.kv_bytes_per_token.items():
-        lengths = "  ".join(f"{n // 1024}k {binary_bytes(b):>10}" for n, b in card.kv_bytes_at[name].items())
+        lengths = "  ".join(_at(n, size, n > context) for n, size in card.kv_bytes_at[name].items())
         out().print(line("  ", (f"{name:<14}", "dim"), f"{count(per_token):>16}  {lengths}"))
+    out().print(line(t("model.context", context=count(context))))
+
+
+def _at(length: int, size: int, beyond: bool) -> str:
+    return f"{length // 1024}k{'*' if beyond else ''} {binary_bytes(size):>10}"

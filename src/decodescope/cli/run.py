@@ -4,8 +4,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from decodescope.cli import options as o
-from decodescope.cli.console import StderrReport, out, token_text, visible
-from decodescope.cli.run_view import SHOWN_CANDIDATES, draw_header, draw_step, draw_summary
+from decodescope.cli.console import StderrReport, out, token_text
+from decodescope.cli.run_view import SHOWN_CANDIDATES, content_text, draw_header, draw_step, draw_summary
 from decodescope.cli.stepping import Stepper
 from decodescope.errors import DecodescopeError, InputError
 from decodescope.locale import translate as t
@@ -129,8 +129,7 @@ class View:
             if self.json:
                 self._line(trace.run, row)
             elif self.batch:
-                text = "".join(token_text(token.text) for token in trace.run.prompt_tokens)
-                out().print(t("run.row", row=row, text=visible(text)))
+                out().print(t("run.row", row=row, text=content_text(trace.run)))
             else:
                 draw_header(trace.run)
 

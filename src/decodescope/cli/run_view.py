@@ -9,7 +9,7 @@ from decodescope.analysis.metrics import run_metrics
 from decodescope.cli.console import line, out, token_text, visible
 from decodescope.cli.units import binary_bytes, count, milliseconds, number, percent
 from decodescope.locale import translate as t
-from decodescope.trace.records import Candidate, End, Run, Step
+from decodescope.trace.records import Candidate, End, PromptToken, Run, Stage, Step
 
 SHOWN_CANDIDATES = 5
 _BAR_CELLS = 24
@@ -21,19 +21,16 @@ _SWITCHED_OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "re
 
 def draw_header(run: Run) -> None:
     """What is about to run, and the prompt as it goes in, token by token."""
-    where = t(
-        "run.header.model", model=run.model, architecture=run.architecture, dtype=run.dtype, device=run.device
-    )
-    out().print(line((where, "bold")))
-    origin = t(f"pull.source.{run.source}")
-    out().print(
-        line(t("run.header.origin", source=origin, revision=run.revision or "-", sha256=run.sha256 or "-"))
-    )
+    loaded = {"architecture": run.architecture, "dtype": run.dtype, "device": run.device}
+    out().print(line((t("run.header.model", model=run.model, **loaded), "bold")))
+    out().print(line(t("run.header.origin", source=t(f"pull.source.{run.source}"), revision=run.revision or "-")))
+    out().print(line(f"sha256 {run.sha256 or t('pull.not_hashed')}"))
     out().print(line(t("run.header.settings", settings=_settings(run))))
     for note in run.notes:
         out().print(line(("! " + t(note), "yellow")))
     out().print(line((t("run.header.prompt", count=len(run.prompt_tokens)), "bold")))
-    out().print(_prompt(run), soft_wrap=False)
+    for row in _prompt_rows(run.prompt_tokens, out().width):
+        out().print(row)
     ids = " ".join(str(token.token_id) for token in run.prompt_tokens)
     out().print(Text(f"{t('run.header.ids')} [{ids}]", style="dim"), soft_wrap=False)
 
@@ -50,28 +47,37 @@ def _settings(run: Run) -> str:
     return " · ".join(named)
 
 
-def _prompt(run: Run) -> Text:
-    """Each token between bars; template tokens dim, injected control tokens marked."""
-    text = Text()
-    for token in run.prompt_tokens:
+def _prompt_rows(tokens: Iterable[PromptToken], width: int) -> Iterable[Text]:
+    """The tokens between bars, lines broken only at a bar; the template's dim, injected control tokens marked."""
+    row = line()
+    for token in tokens:
         style = "red reverse" if token.injected else "dim" if token.role == "template" else "cyan"
-        text.append(token_text(token.text), style)
-        text.append("│", "dim")
-    return text
+        cell = line((token_text(token.text), style), ("│", "dim"))
+        if row and row.cell_len + cell.cell_len > width:
+            yield row
+            row = line()
+        row.append_text(cell)
+    yield row
+
+
+def content_text(run: Run) -> str:
+    """The prompt without what the template added, a bar between tokens."""
+    return "│".join(token_text(token.text) for token in run.prompt_tokens if token.role != "template")
 
 
 def draw_step(step: Step, text_so_far: str, candidates: int = SHOWN_CANDIDATES) -> None:
     """One step: what was chosen and how sure the model was, the candidates, cost, and the text so far."""
     out().print(_headline(step))
-    final = any(stage.survivors for stage in step.stages)
     for candidate in _shown(step, candidates):
-        out().print(_candidate_line(candidate, candidate.token_id == step.token_id, final))
+        out().print(_candidate_line(candidate, candidate.token_id == step.token_id, final=bool(step.stages)))
+    if step.stages:
+        out().print(line("    ", (" → ".join(map(_stage, step.stages)), "dim")))
     out().print(line("    ", (_tail(text_so_far), "green")))
 
 
 def _headline(step: Step) -> Text:
     timing, kv = step.timing, step.kv
-    marks = t("run.step.forced") if step.forced else ""
+    marks = f" {t('run.step.forced')}" if step.forced else ""
     figures = t(
         "run.step.figures",
         prob=percent(step.prob),
@@ -82,7 +88,14 @@ def _headline(step: Step) -> Text:
         forward=milliseconds(timing.forward_s),
         total=milliseconds(timing.total_s),
     )
-    return line((f"{step.step:>3} ", "dim"), (token_text(step.text), "bold"), f" {marks}  ", (figures, "dim"))
+    place = t("run.step.number", step=step.step)
+    return line((f"{place}  ", "dim"), (token_text(step.text), "bold"), f"{marks}  ", (figures, "dim"))
+
+
+def _stage(stage: Stage) -> str:
+    """A sampler stage in a few words: its setting, how many it left, and how much of the mass."""
+    value = stage.settings.get(stage.name)
+    return t("run.stage", name=stage.name, value=value, left=count(stage.survivors), mass=percent(stage.kept_mass))
 
 
 def _shown(step: Step, limit: int) -> list[Candidate]:
@@ -100,7 +113,7 @@ def _candidate_line(candidate: Candidate, chosen: bool, final: bool) -> Text:
         (f"{candidate.rank:>3} ", "dim"),
         (text, style),
         (f"{candidate.token_id:>7} ", "dim"),
-        f"{percent(candidate.prob_raw):>8} ",
+        f"{percent(candidate.prob_raw):>9} ",
         (_bar(candidate.prob_raw), "green" if chosen else "blue"),
     ]
     if final:
@@ -150,15 +163,15 @@ def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, 
     if not steps:
         return
     metrics = run_metrics(run, steps)
-    speed = t("unavailable") if end.decode_tokens_per_s is None else number(end.decode_tokens_per_s, 2)
-    yield t("run.summary.speed"), t("run.summary.per_second", value=speed)
-    ttft = t("unavailable") if end.ttft_s is None else milliseconds(end.ttft_s)
-    yield t("run.summary.ttft"), t("run.summary.ttft_value", ttft=ttft, prefill=milliseconds(metrics.prefill_s))
-    entropy = number(metrics.entropy_nats_mean)
-    yield t("run.summary.entropy"), t("run.summary.nats", value=entropy)
+    if end.decode_tokens_per_s is not None:
+        yield t("run.summary.speed"), t("run.summary.per_second", value=number(end.decode_tokens_per_s, 2))
+    if end.ttft_s is not None:
+        prefill = milliseconds(metrics.prefill_s)
+        yield t("run.summary.ttft"), t("run.summary.ttft_value", ttft=milliseconds(end.ttft_s), prefill=prefill)
+    yield t("run.summary.entropy"), t("run.summary.nats", value=number(metrics.entropy_nats_mean))
     yield t("run.summary.perplexity"), number(metrics.perplexity)
-    peak = t("unavailable") if end.peak_rss_bytes is None else binary_bytes(end.peak_rss_bytes)
-    yield t("run.summary.peak"), peak
+    if end.peak_rss_bytes is not None:
+        yield t("run.summary.peak"), binary_bytes(end.peak_rss_bytes)
     yield (
         t("run.summary.cache"),
         t(

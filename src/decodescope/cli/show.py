@@ -17,7 +17,7 @@ from decodescope.trace.export import export_jsonl
 from decodescope.trace.records import Step, Trace
 from decodescope.trace.store import read_trace
 
-Folder = Annotated[Path, typer.Argument(help=t("help.folder"), show_default=False)]
+Folder = Annotated[Path, typer.Argument(help=t("help.folder"), show_default=False, metavar="DIR")]
 StepNumber = Annotated[
     int | None, typer.Option("--step", help=t("help.show.step"), metavar="N", show_default=False)
 ]

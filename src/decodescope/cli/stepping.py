@@ -25,6 +25,9 @@ class Stepper:
                 return True
             if answer == "q":
                 return False
+            if answer == "b" and step.step == 0:
+                out().print(t("step.at_first"))
+                continue
             if answer == "b":
                 step = live.back()
                 self._draw(live, step)

@@ -57,8 +57,8 @@ def _draw(found: "Tokenization") -> None:
     out().print(_table(found.tokens))
     if found.dropped:
         out().print(line((t("tokens.dropped", pieces=" ".join(map(token_text, found.dropped))), "red")))
-    ids = ", ".join(map(str, found.ids))
-    out().print(Text(f"{t('tokens.ids', count=len(found.ids))} [{ids}]"), soft_wrap=False)
+    out().print(line((t("tokens.ids", count=len(found.ids)), "bold")))
+    out().print(Text(f"  [{', '.join(map(str, found.ids))}]"), soft_wrap=False)
 
 
 def _table(rows: "Sequence[TokenRow]") -> Table:

@@ -2,11 +2,15 @@
 
 
 def percent(share: float) -> str:
-    """A probability as a percentage, with more digits where it is small."""
+    """A probability as a percentage; neither a small doubt nor a small chance is rounded away."""
     value = share * 100
-    if value >= 10 or value == 0:
-        return f"{value:.1f} %"
-    return f"{value:.2f} %" if value >= 0.01 else f"{value:.1e} %"
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    if value < 0.001:
+        return "<0.001 %"
+    if value > 99.999:
+        return ">99.999 %"
+    return f"{value:.{3 if value < 0.01 or value > 99.9 else 2 if value < 10 else 1}f} %"
 
 
 def number(value: float, digits: int = 3) -> str:

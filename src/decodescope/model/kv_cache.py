@@ -64,6 +64,11 @@ class KVCache:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     @property
+    def position_bytes(self) -> int:
+        """Bytes of one position of one batch row, over all layers."""
+        return sum(b.shape[1] * b.shape[3] * b.element_size() for b in self._buffers())
+
+    @property
     def used_bytes(self) -> int:
         """Bytes that the committed positions take, over all layers and batch rows."""
         return sum(b[:, :, : self.length].numel() * b.element_size() for b in self._buffers())
