@@ -1,6 +1,6 @@
 """What the default recording costs: the same decode with and without it, in turn, on the starter model.
 
-Recording = summary of the raw distribution, 50 candidates, entropy, stages, and one SQLite commit a step. Prints the
+Recording = summary of the raw distribution, 50 candidates, entropy, stages, one SQLite commit a step. Prints the
 ratio recorded / bare of the median step (pair by pair, so that a drifting machine does not decide), and what the
 recording itself takes in milliseconds.
 """

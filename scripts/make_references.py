@@ -23,7 +23,8 @@ END_IDS = {"starter": [151645, 151643], "starter-small": [2, 0]}
 GREEDY = [
     "用一句话解释什么是大语言模型", "请写一首关于春天的诗", "你好", "1到10的质数有哪些？", "解释一下什么是KV缓存",
     "把“我爱编程”翻译成英文", "北京有哪些名胜古迹？", "写一个Python函数，判断一个数是否为质数",
-    "为什么天空是蓝色的？", "给我讲一个关于猫的笑话", "What is the capital of France?", "Write a haiku about autumn.",
+    "为什么天空是蓝色的？", "给我讲一个关于猫的笑话", "What is the capital of France?",
+    "Write a haiku about autumn.",
     "Explain recursion in one sentence.", "List three uses of a paperclip.", "def fibonacci(n):",
     "Translate 'good morning' into German.", "What is 17 times 23?", "Reverse the string 'hello' in Rust.",
     "🎉 means what?", "Summarise the water cycle.",

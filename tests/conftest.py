@@ -64,5 +64,11 @@ def pair(family: Family, tiny_folders: dict[str, Path]) -> tuple[CausalLM, trans
 
 
 @pytest.fixture(autouse=True)
-def two_threads():
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+def one_thread():
+    """Tiny tensors gain nothing from a second thread, and lose much where another process is busy."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def all_threads(one_thread: None):
+    torch.set_num_threads(os.cpu_count() or 1)

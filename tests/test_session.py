@@ -190,10 +190,10 @@ import resource, sys
 from decodescope import RunOptions, Session
 from decodescope.errors import ResourceError
 session = Session.open(sys.argv[1])
-live = session.start([session.prompt("x" * 240, chat=False)], RunOptions(max_new_tokens=200, ignore_eos=True, save=sys.argv[2]))
+live = session.start([session.prompt("x" * 2295, chat=False)], RunOptions(max_new_tokens=50, ignore_eos=True, save=sys.argv[2]))
 try:
     for _, step in live.steps():
-        if step.step == 3:  # the cache has to grow at 256 tokens
+        if step.step == 3:  # the cache has to grow at 2304 tokens
             held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (held + (2 << 20), held + (2 << 20)))
 except ResourceError as fault:
@@ -203,7 +203,8 @@ except ResourceError as fault:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")
 def test_out_of_memory_in_mid_run_is_one_sentence_and_the_trace_stays(tmp_path):
-    wide = dict(num_attention_heads=8, num_key_value_heads=8, head_dim=512)  # 16 MB of cache a block and layer
+    # A grown buffer takes 50 MB at once: more than an allocator keeps in reserve.
+    wide = dict(num_attention_heads=8, num_key_value_heads=8, head_dim=512, max_position_embeddings=4096)
     model = make_tiny_model(tmp_path / "model", **wide)
     command = [sys.executable, "-c", OUT_OF_MEMORY, str(model), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,6 +1,7 @@
 """Session: an open model. Wires text, model, sampling and observers into runs; no arithmetic of its own."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,10 @@ class Session:
 
     def __init__(self, files: ModelFiles, dtype: str | None, device: str, progress: Progress | None) -> None:
         self.files = files
-        self.tokenizer = open_tokenizer(files.path)
-        self.model, self.weights = load_model(files.path, dtype, device, progress)
+        with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while the weights are
+            tokenizer = beside.submit(open_tokenizer, files.path)
+            self.model, self.weights = load_model(files.path, dtype, device, progress)
+            self.tokenizer = tokenizer.result()
         self.settings = read_checkpoint_settings(files.path)
         self._spell = speller(self.tokenizer)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from decodescope import Session
 from decodescope.generate import Limits, generate
@@ -28,6 +29,9 @@ def cases() -> list[Any]:
 
 
 RECOMPUTED = [("starter", 12), ("starter", 21)]  # one greedy, one sampled; short, but each with a real answer
+
+
+pytestmark = pytest.mark.usefixtures("all_threads")
 
 
 @cache
@@ -58,6 +62,14 @@ def test_our_ids_are_the_stored_ids_of_transformers(session, name, number):
 def test_our_prompt_ids_are_those_of_transformers(session, name):
     for case in STORED["cases"][name]:
         assert session.prompt(case["text"]).ids == case["prompt_ids"]
+
+
+@pytest.mark.parametrize("name", ["starter"])
+def test_logits_of_a_real_model_equal_within_1e_4(session, name):
+    ids = torch.tensor([STORED["cases"][name][0]["prompt_ids"]])
+    with torch.inference_mode():
+        expected = recomputing(name).model(ids).logits
+    torch.testing.assert_close(session.model(ids, every_logit=True), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "number"), RECOMPUTED, ids=str)

@@ -46,23 +46,23 @@ def _fifth_bits(packed: Tensor) -> Tensor:
 
 
 def _q4_0(b: Tensor) -> Tensor:
-    return (_nibbles(b[:, 2:]).float() - 8) * _half(b, 0)
+    return _nibbles(b[:, 2:]).float().sub_(8).mul_(_half(b, 0))
 
 
 def _q4_1(b: Tensor) -> Tensor:
-    return _nibbles(b[:, 4:]).float() * _half(b, 0) + _half(b, 2)
+    return _nibbles(b[:, 4:]).float().mul_(_half(b, 0)).add_(_half(b, 2))
 
 
 def _q5_0(b: Tensor) -> Tensor:
-    return ((_nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6])).float() - 16) * _half(b, 0)
+    return (_nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6])).float().sub_(16).mul_(_half(b, 0))
 
 
 def _q5_1(b: Tensor) -> Tensor:
-    return (_nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8])).float() * _half(b, 0) + _half(b, 2)
+    return (_nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8])).float().mul_(_half(b, 0)).add_(_half(b, 2))
 
 
 def _q8_0(b: Tensor) -> Tensor:
-    return b[:, 2:].contiguous().view(torch.int8).float() * _half(b, 0)
+    return b[:, 2:].contiguous().view(torch.int8).float().mul_(_half(b, 0))
 
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from decodescope.sampling.sampler import Choice
 from decodescope.trace.records import Candidate, Stage
 
 Logits = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
 Spelling = Callable[[int], tuple[str, str]]  # token id -> (text, bytes in hexadecimal)
 
 
@@ -37,33 +37,51 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What lies behind logits [V]: their log-sum-exp, entropy, and how many are not removed (-inf)."""
+    """What lies behind logits [V]: log-sum-exp and entropy, and the ids that are not removed (None: all)."""
 
     lse: float
     entropy_nats: float
     survivors: int
+    alive: Ids | None
 
     @classmethod
-    def of(cls, logits: Logits) -> "Distribution":
-        """Measure logits [V]; those at -inf have no part in it. NaN or +inf make `lse` and entropy NaN."""
-        alive = logits[logits != -np.inf]
-        with np.errstate(invalid="ignore"):
-            peak = alive.max()
-            weights = np.exp(alive - peak)
-            total = float(weights.sum(dtype=np.float64))
-            mean_distance = float((weights * (alive - peak)).sum(dtype=np.float64)) / total
-        return cls(math.log(total) + float(peak), max(math.log(total) - mean_distance, 0.0), len(alive))
+    def of(cls, logits: Logits, among: Ids | None = None) -> "Distribution":
+        """Measure logits [V]; ids at -inf have no part in it, nor any outside `among` (None: all ids).
 
-    def mass(self, logits: Logits) -> float:
-        """The probability of some of its logits together."""
-        return float(np.exp(logits - np.float32(self.lse)).sum(dtype=np.float64))
+        NaN or +inf among the logits make `lse` and entropy NaN.
+        """
+        alive = _alive(logits, among)
+        values = logits if alive is None else logits[alive]
+        with np.errstate(invalid="ignore"):
+            peak = float(values.max())
+            below = values - np.float32(peak)
+            weights = np.exp(below)
+            total = float(weights.sum())
+            below *= weights
+            mean_below = float(below.sum()) / total
+        entropy = max(math.log(total) - mean_below, 0.0)
+        return cls(math.log(total) + peak, entropy, len(values), alive)
+
+    def probs(self, logits: Logits) -> Logits:
+        """The probabilities of some of its logits."""
+        probs: Logits = np.exp(logits - np.float32(self.lse))
+        return probs
+
+
+def _alive(logits: Logits, among: Ids | None) -> Ids | None:
+    """The ids at more than -inf, None where that is all of them; a chain of filters only ever removes."""
+    if among is None and logits.min() > -np.inf:
+        return None
+    alive: Ids = np.flatnonzero(logits != -np.inf) if among is None else among[logits[among] != -np.inf]
+    return alive
 
 
 def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
     """Sum up one choice with its `count` most probable candidates (the chosen token is always among them)."""
     raw = Distribution.of(choice.raw.numpy())
     values, ids = torch.topk(choice.raw, min(max(count, 2), choice.raw.numel()))
-    margin = float(values[0] - values[1]) if len(values) > 1 else math.inf
+    highest = values[:2].tolist()
+    margin = highest[0] - highest[-1] if len(highest) > 1 else math.inf
     stages, final = _stages(choice, raw)
     chosen = choice.token_id
     logit = float(choice.raw[chosen])
@@ -90,8 +108,9 @@ def _stages(choice: Choice, raw: Distribution) -> tuple[tuple[Stage, ...], Distr
     stages, before, entered = [], raw, choice.raw.numpy()
     for stage in choice.stages:
         left = stage.logits.numpy()
-        after = Distribution.of(left)
-        kept = before.mass(entered[left != -np.inf]) if after.survivors < before.survivors else 1.0
+        after = Distribution.of(left, before.alive)
+        fewer = after.alive is not None and after.survivors < before.survivors
+        kept = float(before.probs(entered[after.alive]).sum()) if fewer else 1.0
         stages.append(Stage(stage.name, {stage.name: stage.value}, after.survivors, kept, after.entropy_nats))
         before, entered = after, left
     return tuple(stages), before
@@ -101,19 +120,19 @@ def _candidates(
     choice: Choice, ids: list[int], ranks: list[int], around: tuple[Distribution, Distribution], spell: Spelling
 ) -> tuple[Candidate, ...]:
     raw, final = around
-    index = torch.tensor(ids)
-    logits = choice.raw[index]
-    prob_raw = torch.exp(logits - raw.lse).tolist()
-    prob_final = torch.exp(choice.final[index] - final.lse).tolist()
+    index = np.array(ids)
+    logits = choice.raw.numpy()[index]
+    prob_raw = raw.probs(logits).tolist()
+    prob_final = final.probs(choice.final.numpy()[index]).tolist()
     removed = _removed_by(choice, index)
     rows = zip(ranks, ids, logits.tolist(), prob_raw, prob_final, removed, strict=True)
     return tuple(Candidate(rank, i, *spell(i), logit, p, q, gone) for rank, i, logit, p, q, gone in rows)
 
 
-def _removed_by(choice: Choice, index: Tensor) -> list[str | None]:
+def _removed_by(choice: Choice, index: Ids) -> list[str | None]:
     """The first stage after which each token is gone; None for the survivors."""
     removed: list[str | None] = [None] * len(index)
     for stage in choice.stages:
-        gone = (stage.logits[index] == -torch.inf).tolist()
+        gone = (stage.logits.numpy()[index] == -np.inf).tolist()
         removed = [stage.name if gone[i] and name is None else name for i, name in enumerate(removed)]
     return removed
