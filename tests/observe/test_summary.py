@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from decodescope.observe.summary import Distribution, summarise
+from decodescope.observe.summary import Distribution, highest, summarise
 from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Choice, Sampler
 
@@ -82,3 +84,14 @@ def test_removed_tokens_add_nothing_to_a_distribution():
     measured = Distribution.of(np.array([0.0, -np.inf, 0.0], dtype=np.float32))
     assert measured.entropy_nats == pytest.approx(math.log(2))
     assert measured.survivors == 2
+
+
+@given(st.lists(st.sampled_from([-60.0, -3.0, 0.0, 0.5, 7.0, 30.0]), min_size=1, max_size=40), st.integers(1, 45))
+def test_the_highest_are_those_of_a_stable_sort(values, count):
+    expected = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
+    assert highest(np.array(values, dtype=np.float32), count).tolist() == expected
+
+
+def test_the_first_candidate_is_the_argmax_in_a_tie():
+    choice, summary = summary_of(torch.tensor([1.0, 5.0, 5.0]))
+    assert choice.token_id == summary.candidates[0].token_id == 1

@@ -78,29 +78,37 @@ def _alive(logits: Logits, among: Ids | None) -> Ids | None:
 
 def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
     """Sum up one choice with its `count` most probable candidates (the chosen token is always among them)."""
-    raw = Distribution.of(choice.raw.numpy())
-    values, ids = torch.topk(choice.raw, min(max(count, 2), choice.raw.numel()))
-    highest = values[:2].tolist()
-    margin = highest[0] - highest[-1] if len(highest) > 1 else math.inf
+    logits = choice.raw.numpy()
+    raw = Distribution.of(logits)
+    top = highest(logits, max(count, 2))
     stages, final = _stages(choice, raw)
     chosen = choice.token_id
-    logit = float(choice.raw[chosen])
-    listed = ids[:count].tolist()
+    logit = float(logits[chosen])
+    listed = top[:count].tolist()
     ranks = list(range(1, len(listed) + 1))
     if chosen not in listed:
         listed.append(chosen)
-        ranks.append(int(np.count_nonzero(choice.raw.numpy() > logit)) + 1)
+        ranks.append(int(np.count_nonzero(logits > logit)) + 1)
     return Summary(
         rank=ranks[listed.index(chosen)],
         logprob_nats=logit - raw.lse,
         prob=math.exp(logit - raw.lse),
-        prob_final=float(torch.exp(choice.final[chosen] - final.lse)),
+        prob_final=math.exp(float(choice.final[chosen]) - final.lse),
         entropy_nats=raw.entropy_nats,
-        margin_logits=margin,
+        margin_logits=float(logits[top[0]] - logits[top[1]]) if len(top) > 1 else math.inf,
         candidates=_candidates(choice, listed, ranks, (raw, final), spell),
         stages=stages,
         finite=math.isfinite(raw.lse) and math.isfinite(raw.entropy_nats),
     )
+
+
+def highest(logits: Logits, count: int) -> Ids:
+    """The ids of the `count` highest logits [V], highest first; of equals the lower id first, as argmax has it."""
+    count = min(count, len(logits))
+    least = torch.topk(torch.from_numpy(logits), count, sorted=False).values.min().item()
+    among = np.flatnonzero(logits >= least)  # more than `count` where the last of them have equals
+    top: Ids = among[np.argsort(-logits[among], kind="stable")[:count]]
+    return top
 
 
 def _stages(choice: Choice, raw: Distribution) -> tuple[tuple[Stage, ...], Distribution]:
