@@ -22,11 +22,6 @@ LENGTH = 24  # beyond every window of the tiny families
 LAYERS = 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread(two_threads):
-    torch.set_num_threads(1)  # these products are too small to share
-
-
 @pytest.fixture(scope="module")
 def models(tiny_folders: dict[str, Path]) -> dict[str, CausalLM]:
     return {name: load_model(folder)[0] for name, folder in tiny_folders.items()}

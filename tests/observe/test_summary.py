@@ -74,12 +74,6 @@ def test_the_chosen_token_is_listed_wherever_it_ranks():
     assert summary.rank == 5
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_non_finite_logit_is_told(bad):
-    logits = torch.tensor([1.0, bad, 0.0])
-    assert not summarise(Choice(0, logits, (), drawn=False), 3, spell).finite
-
-
 def test_removed_tokens_add_nothing_to_a_distribution():
     measured = Distribution.of(np.array([0.0, -np.inf, 0.0], dtype=np.float32))
     assert measured.entropy_nats == pytest.approx(math.log(2))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from decodescope.errors import DecodescopeError, FindingError
+from decodescope.errors import DecodescopeError
 from decodescope.generate import Decoded
 from decodescope.observe.clock import peak_rss_bytes
 from decodescope.observe.summary import Spelling, summarise
@@ -61,12 +61,10 @@ class RowRecorder:
     def record(self, decoded: Decoded, measured: Measured, keep_logits: bool = False) -> Step:
         """Make and commit the step of one Decoded.
 
-        Raises FindingError for NaN or infinite logits, ResourceError when the disk is full.
+        Raises ResourceError when the disk is full.
         """
         started = time.perf_counter()
         summary = summarise(decoded.choice, self._candidates, self._spell)
-        if not summary.finite:
-            raise FindingError("run.nonfinite", step=decoded.step, dtype=self.trace.run.dtype)
         text, bytes_hex = self._spell(decoded.choice.token_id)
         step = Step(
             step=decoded.step,

@@ -32,7 +32,6 @@ class Summary:
     margin_logits: float
     candidates: tuple[Candidate, ...]
     stages: tuple[Stage, ...]
-    finite: bool  # no NaN and no infinity among the raw logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +45,15 @@ class Distribution:
 
     @classmethod
     def of(cls, logits: Logits, among: Ids | None = None) -> "Distribution":
-        """Measure logits [V]; ids at -inf have no part in it, nor any outside `among` (None: all ids).
-
-        NaN or +inf among the logits make `lse` and entropy NaN.
-        """
+        """Measure logits [V]; ids at -inf have no part in it, nor any outside `among` (None: all ids)."""
         alive = _alive(logits, among)
         values = logits if alive is None else logits[alive]
-        with np.errstate(invalid="ignore"):
-            peak = float(values.max())
-            below = values - np.float32(peak)
-            weights = np.exp(below)
-            total = float(weights.sum())
-            below *= weights
-            mean_below = float(below.sum()) / total
+        peak = float(values.max())
+        below = values - np.float32(peak)
+        weights = np.exp(below)
+        total = float(weights.sum())
+        below *= weights
+        mean_below = float(below.sum()) / total
         entropy = max(math.log(total) - mean_below, 0.0)
         return cls(math.log(total) + peak, entropy, len(values), alive)
 
@@ -98,7 +93,6 @@ def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
         margin_logits=float(logits[top[0]] - logits[top[1]]) if len(top) > 1 else math.inf,
         candidates=_candidates(choice, listed, ranks, (raw, final), spell),
         stages=stages,
-        finite=math.isfinite(raw.lse) and math.isfinite(raw.entropy_nats),
     )
 
 

@@ -61,10 +61,20 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches p (arXiv 1904.09751)."""
     alive = torch.nonzero(logits > REMOVED)[:, 0]
-    ascending, order = torch.sort(logits[alive])
-    below = ascending.softmax(-1).cumsum(-1) <= 1 - p  # mass of the token and all less probable ones
-    below[-1:] = False
-    return logits.index_fill(0, alive[order[below]], REMOVED)
+    values = logits[alive]
+    low = _improbable(values, p)
+    if len(alive) and bool((values[low] == values[~low].amin()).any()):
+        # Equals on both sides of the border: which of them stay is settled by one sort over all, as in transformers.
+        return logits.masked_fill(_improbable(logits, p), REMOVED)
+    return logits.index_fill(0, alive[low], REMOVED)
+
+
+def _improbable(logits: Tensor, p: float) -> Tensor:
+    """True where a token and all less probable ones together have at most 1 - p."""
+    ascending, order = torch.sort(logits)
+    low = ascending.softmax(-1).cumsum(-1) <= 1 - p
+    low[-1:] = False
+    return torch.empty_like(low).scatter_(0, order, low)
 
 
 def min_p(logits: Tensor, fraction: float) -> Tensor:
