@@ -64,7 +64,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     values = logits[alive]
     low = _improbable(values, p)
     if len(alive) and bool((values[low] == values[~low].amin()).any()):
-        # Equals on both sides of the border: which of them stay is settled by one sort over all, as in transformers.
+        # Equals on both sides of the border: one sort over all settles which stay, as in transformers.
         return logits.masked_fill(_improbable(logits, p), REMOVED)
     return logits.index_fill(0, alive[low], REMOVED)
 
