@@ -19,6 +19,8 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.12
+	$(BIN)/mypy --python-version 3.13
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/make_schemas.py --check
 	$(BIN)/hadolint Dockerfile

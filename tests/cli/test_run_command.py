@@ -159,7 +159,12 @@ def wait_for_steps(process: subprocess.Popen, count: int) -> list[str]:
 def test_a_run_that_is_stopped_loses_no_printed_step(tiny, tmp_path, end):
     command = [sys.executable, "-m", "decodescope", "run", "Hi", "-m", tiny, "-n", "450", "--ignore-eos", "--json"]
     process = subprocess.Popen(
-        [*command, "--save", tmp_path / "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--save", tmp_path / "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job hands down an ignored SIGINT, which Python would respect.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     printed = wait_for_steps(process, 7)
     os.kill(process.pid, end)

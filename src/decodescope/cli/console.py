@@ -10,7 +10,7 @@ from rich.text import Text
 
 from decodescope.locale import translate as t
 
-_PICTURES = {"\n": "↵", "\t": "⇥", "\r": "␍", " ": "␣"}
+_PICTURES = {"\n": "↵", "\t": "⇥"}
 PLAIN_WIDTH = 120  # columns where the output is no terminal
 
 
@@ -33,7 +33,7 @@ def visible(text: str, keep_newlines: bool = False) -> str:
 
 
 def _visible(character: str) -> str:
-    if character != " " and character in _PICTURES:
+    if character in _PICTURES:
         return _PICTURES[character]
     code = ord(character)
     if code < 0x20:
