@@ -241,3 +241,78 @@ def test_a_generation_config_that_is_no_object_is_refused(folder, tmp_path):
     (copy / "generation_config.json").write_text(json.dumps([1, 2]))
     with pytest.raises(InputError, match=r"generation_config\.json"):
         Session.open(str(copy))
+
+
+def started(session: Session, **options) -> tuple:
+    live = session.start(
+        [session.prompt("Hi")], RunOptions(**{"max_new_tokens": 6, "ignore_eos": True, **options})
+    )
+    return live, live.steps()
+
+
+def test_a_token_picked_by_hand_can_complete_a_stop_string(session, tmp_path):
+    live, steps = started(session, stop=("z",), save=tmp_path / "run")
+    next(steps)
+    live.replace(session.tokenizer.encode("z")[0])
+    assert list(steps) == []
+    end = read_trace(tmp_path / "run").end
+    assert (end.finish_reason, end.stop_string, end.text) == ("stop", "z", "")
+
+
+def test_going_back_measures_the_cache_of_the_step_it_stands_at(session):
+    live, steps = started(session)
+    _, first = next(steps)
+    next(steps)
+    next(steps)
+    live.back()
+    second = live.replace(first.candidates[2].token_id)
+    live.back()
+    again = live.replace(first.candidates[1].token_id)
+    assert (again.step, again.kv, again.timing.forward_s) == (0, first.kv, first.timing.forward_s)
+    assert (second.step, second.kv.tokens, second.position) == (1, first.position + 1, first.position + 1)
+
+
+def test_what_was_taken_back_is_no_part_of_the_run_that_ends(session, tmp_path):
+    live, steps = started(session, save=tmp_path / "run")
+    for _ in range(3):
+        next(steps)
+    kept = live.back()
+    live.finish("interrupted")
+    trace = read_trace(tmp_path / "run")
+    assert trace.path()[-1].node == kept.node
+    assert trace.end.new_tokens == len(trace.path()) == 2
+    assert trace.end.text == "".join(step.delta_text for step in trace.path())
+
+
+def test_a_reader_that_stops_reading_leaves_an_ended_run(session, tmp_path):
+    live, steps = started(session, save=tmp_path / "run")
+    next(steps)
+    steps.close()
+    assert read_trace(tmp_path / "run").end.finish_reason == "interrupted"
+    with pytest.raises(ValueError, match="no newest token"):
+        live.replace(0)
+
+
+@pytest.mark.parametrize("token_id", [-1, 260])
+def test_an_id_that_the_model_lacks_changes_nothing(session, token_id):
+    live, steps = started(session)
+    _, first = next(steps)
+    with pytest.raises(InputError, match="260 rows"):
+        live.replace(token_id)
+    assert [step.node for _, step in steps] == [1, 2, 3, 4, 5]
+    assert live.traces[0].path()[0].node == first.node
+
+
+def test_options_and_single_changes_join(session):
+    options = RunOptions({"top_k": 5}, max_new_tokens=2)
+    trace = session.run("Hi", options=options, temperature=0.5)
+    settings = {s.name: s.value for s in trace.run.settings}
+    assert (settings["top_k"], settings["temperature"], trace.end.new_tokens) == (5, 0.5, 2)
+
+
+def test_a_batch_is_not_saved_into_a_folder_in_use(session, tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    prompts = [session.prompt("a"), session.prompt("b")]
+    with pytest.raises(InputError, match="not empty"):
+        session.start(prompts, RunOptions(save=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

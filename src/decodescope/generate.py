@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from decodescope.errors import InputError
 from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
 from decodescope.sampling.sampler import Choice, Sampler
@@ -49,7 +50,9 @@ class _Row:
     prompt: list[int]
     sampler: Sampler
     generated: list[int] = field(default_factory=list)
-    random_states: list[Tensor] = field(default_factory=list)  # before each draw, so that rewinding repeats it
+    random_states: list[Tensor] = field(
+        default_factory=list
+    )  # before each draw of a single row: rewinding repeats it
 
     @property
     def ids(self) -> list[int]:
@@ -76,6 +79,10 @@ class Decoding:
     def active(self) -> tuple[int, ...]:
         """The rows still decoding."""
         return tuple(row.index for row in self._rows)
+
+    def cached_tokens(self) -> dict[int, int]:
+        """How many tokens of each active row the cache holds, padding left out."""
+        return {row.index: max(self.cache.length - self._padding(row), 0) for row in self._rows}
 
     def forward(self) -> None:
         """Run the model over the tokens it has not seen and keep the logits of the next position."""
@@ -106,10 +113,15 @@ class Decoding:
     def replace(self, decoded: Decoded, token_id: int) -> Decoded:
         """Put `token_id` where `decoded` stands: the newest token of a row that is still active or has just ended.
 
-        Only for a single sequence. A row that had ended goes on, unless the new token ends it too.
+        Only for a single sequence. A row that had ended goes on, unless the new token ends it too. Raises
+        InputError for an id that the model does not have.
         """
         row = self._single
-        row.generated[decoded.step :] = [token_id]
+        if decoded.step != len(row.generated) - 1:
+            raise ValueError(f"step {decoded.step} is not the newest of {len(row.generated)}")
+        if not 0 <= token_id < self.model.config.vocab_size:
+            raise InputError("run.id_outside", id=token_id, rows=self.model.config.vocab_size)
+        row.generated[-1] = token_id
         choice = replace(decoded.choice, token_id=token_id, forced=True, drawn=False)
         ended = self._ended(row, token_id)
         self._rows = [] if ended else [row]
@@ -134,7 +146,7 @@ class Decoding:
         return self._all[0]
 
     def _choose(self, row: _Row, logits: Tensor) -> Decoded:
-        if not row.sampler.params.is_greedy:
+        if len(self._all) == 1 and not row.sampler.params.is_greedy:
             row.random_states.append(row.sampler.state())
         choice = row.sampler.choose(logits, row.prompt, row.generated)
         step, position = len(row.generated), len(row.prompt) + len(row.generated)
@@ -148,11 +160,16 @@ class Decoding:
 
     def _unseen(self) -> tuple[Tensor, Tensor | None]:
         """Ids the cache does not hold yet [B, T], short prompts padded at the left; the padding [B]."""
-        seen = self.cache.length
-        padding = [self._width - len(row.prompt) for row in self._rows]
-        ids = [([0] * pad + row.ids)[seen:] for pad, row in zip(padding, self._rows, strict=True)]
+        seen, padding = self.cache.length, [self._padding(row) for row in self._rows]
+        if seen >= self._width:  # decoding: only generated tokens are new
+            ids = [row.generated[seen - self._width :] for row in self._rows]
+        else:
+            ids = [([0] * pad + row.ids)[seen:] for pad, row in zip(padding, self._rows, strict=True)]
         columns = torch.tensor(padding, device=self._device) if any(padding) else None
         return torch.tensor(ids, device=self._device), columns
+
+    def _padding(self, row: _Row) -> int:
+        return self._width - len(row.prompt)
 
 
 def generate(

@@ -1,11 +1,12 @@
 """LiveRun: rows being decoded and recorded, step by step; a single row can be changed and taken back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-import torch
-
+from decodescope.analysis.metrics import recent_text
 from decodescope.errors import DecodescopeError, ResourceError
 from decodescope.generate import Decoded, Decoding
+from decodescope.model.memory import held_bytes, is_out_of_memory
 from decodescope.observe.clock import Stopwatch, memory_now
 from decodescope.observe.recorder import Measured, RowRecorder
 from decodescope.trace.records import FinishReason, Kv, Step, Trace
@@ -28,87 +29,98 @@ class LiveRun:
         """The trace of every row, as far as it has come."""
         return [recorder.trace for recorder in self._recorders]
 
-    def text_so_far(self, row: int = 0) -> str:
-        """The text of the row's present branch."""
-        return "".join(step.delta_text for step in self._recorders[row].path)
+    def recent_text(self, row: int = 0) -> str:
+        """The last characters of the row's present branch (see `analysis.metrics.recent_text`)."""
+        return recent_text(self._recorders[row].path)
 
     def steps(self) -> Iterator[tuple[int, Step]]:
         """Decode until every row has ended; yields (row, step), each committed before it is shown.
 
         Raises ResourceError when memory or disk run out and FindingError for non-finite logits; the ends of
-        all rows are written first.
+        all rows are written first, also when the reader stops reading.
         """
-        try:
+        with self._ending():
             while self._decoding.active:
-                yield from self._turn()
-        except DecodescopeError as error:
-            self.finish("error", error)
-            raise
-        except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            fault = self._out_of_memory()
-            self.finish("error", fault)
-            raise fault from None
-        self.finish("length")  # rows that were left without an end; none in an ordinary run
+                for decoded, measured in self._advance():
+                    self._newest, self._measured = decoded, measured
+                    yield decoded.row, self._recorded(decoded, measured)
+                    self._end_if_due()
 
     def replace(self, token_id: int) -> Step:
-        """Choose `token_id` instead of the newest token; the token it replaces stays in the tree as a leaf."""
-        if self._newest is None or self._measured is None:
-            raise ValueError("no token to replace yet")
+        """Choose `token_id` instead of the newest token; the token it replaces stays in the tree as a leaf.
+
+        Raises ValueError where there is no token to replace and InputError for an id that the model lacks.
+        """
         recorder = self._recorders[0]
-        recorder.trace.end = None
-        recorder.back_to(self._newest.step)
-        self._newest = self._decoding.replace(self._newest, token_id)
-        return recorder.record(self._newest, self._measured, self._keep_logits)
+        if self._newest is None or self._measured is None or recorder.trace.end is not None:
+            raise ValueError("there is no newest token to replace")
+        changed = self._decoding.replace(self._newest, token_id)
+        with self._ending():
+            recorder.back_to(changed.step)
+            self._newest = changed
+            return self._recorded(changed, self._measured)
 
     def back(self) -> Step:
         """Take the newest token back and stand again at the step before it (at the first step: there).
 
-        That step is not recorded twice; its logits are computed again so that it can be changed.
+        That step is not recorded twice; its logits are computed again so that it can be changed. Raises
+        ValueError where there is no step to stand at.
         """
         recorder = self._recorders[0]
+        if not recorder.path or recorder.trace.end is not None:
+            raise ValueError("there is no step to go back to")
         at = max(len(recorder.path) - 2, 0)
-        recorder.back_to(at + 1)
-        step = recorder.path[at]
-        self._decoding.rewind(at)
-        self._decoding.forward()
-        (decoded,) = self._decoding.choose()
-        if decoded.choice.token_id != step.token_id:
-            decoded = self._decoding.replace(decoded, step.token_id)
-        self._newest = decoded
-        return step
+        with self._ending():
+            recorder.back_to(at + 1)
+            step = recorder.path[at]
+            self._decoding.rewind(at)
+            ((decoded, _),) = self._advance()  # what the step cost is what it cost the first time
+            self._measured = Measured(step.kv, step.timing.forward_s, step.timing.sample_s, step.memory)
+            if decoded.choice.token_id != step.token_id:
+                decoded = self._decoding.replace(decoded, step.token_id)
+            self._newest = decoded
+            return step
 
     def finish(self, reason: FinishReason, error: DecodescopeError | None = None) -> None:
-        """Write the end of every row that has none."""
+        """Write the end of every row that has none; one full disk does not keep the others from theirs."""
         for recorder in self._recorders:
-            recorder.end(reason, error)
+            with suppress(ResourceError):
+                recorder.end(reason, error)
 
-    def _turn(self) -> Iterator[tuple[int, Step]]:
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Whatever stops the work inside, the ends are written before it goes on its way."""
+        try:
+            yield
+        except DecodescopeError as error:
+            self.finish("error", error)
+            raise
+        except (KeyboardInterrupt, GeneratorExit):
+            self.finish("interrupted")
+            raise
+        except Exception as error:
+            fault = self._out_of_memory() if is_out_of_memory(error) else None
+            self.finish("error", fault)
+            if fault is None:
+                raise
+            raise fault from None
+
+    def _advance(self) -> list[tuple[Decoded, Measured]]:
+        """One turn of the loop, measured: forward, then a choice for every active row."""
         with self._watch.section("forward"):
             self._decoding.forward()
-        kv_of = self._kv()
+        held = self._held()
         with self._watch.section("sample"):
             choices = self._decoding.choose()
         seconds, memory = self._watch.seconds, memory_now(self._watch.device)
-        for decoded in choices:
-            self._measured = Measured(kv_of(decoded.position), seconds["forward"], seconds["sample"], memory)
-            self._newest = decoded
-            yield decoded.row, self._recorded(decoded, self._measured)
-            self._end_if_due()
+        return [(d, Measured(held[d.row], seconds["forward"], seconds["sample"], memory)) for d in choices]
 
-    def _kv(self) -> Callable[[int], Kv]:
-        """What each row holds of the cache, measured before rows that end leave it.
-
-        A row's tokens and bytes leave its padding out; what is allocated is its share of the buffers.
-        """
-        cache, rows = self._decoding.cache, len(self._decoding.active)
-        each, allocated, cached = (
-            cache.position_bytes,
-            cache.allocated_bytes // rows,
-            self._decoding.limits.use_cache,
-        )
-        return lambda tokens: Kv(tokens * cached, tokens * cached * each, allocated)
+    def _held(self) -> dict[int, Kv]:
+        """What each row holds of the cache, before rows that end leave it: its tokens without padding, its bytes,
+        and its share of what is allocated."""
+        cache, tokens = self._decoding.cache, self._decoding.cached_tokens()
+        allocated = cache.allocated_bytes // len(tokens)
+        return {row: Kv(count, count * cache.position_bytes, allocated) for row, count in tokens.items()}
 
     def _recorded(self, decoded: Decoded, measured: Measured) -> Step:
         recorder = self._recorders[decoded.row]
@@ -129,12 +141,5 @@ class LiveRun:
             recorder.end(decoded.ended)
 
     def _out_of_memory(self) -> ResourceError:
-        model, cache = self._decoding.model, self._decoding.cache
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        cache, weights = self._decoding.cache, held_bytes(self._decoding.model)
         return ResourceError("memory.running", weights=weights, cache=cache.allocated_bytes, tokens=cache.length)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "allocate memory" in str(error) or "not enough memory" in str(error)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ class Session:
 
         `threads` is torch's number of threads, for the whole process. Raises InputError.
         """
+        if threads is not None and threads < 1:
+            raise InputError("threads", value=threads)
         if threads is not None:
             torch.set_num_threads(threads)
         if dtype is not None:
@@ -122,9 +124,10 @@ class Session:
         ]
 
     def run(self, prompt: str | Prompt, *, options: RunOptions | None = None, **changes: Any) -> Trace:
-        """Decode one prompt to its end. Sampling values may be given by name: `run("春天", temperature=0.7)`."""
+        """Decode one prompt to its end. Sampling values and options may be given by name:
+        `run("春天", temperature=0.7, max_new_tokens=8)`."""
         ready = self.prompt(prompt) if isinstance(prompt, str) else prompt
-        live = self.start([ready], options or _options(changes))
+        live = self.start([ready], _changed(options or RunOptions(), changes))
         for _ in live.steps():
             pass
         return live.traces[0]
@@ -139,16 +142,11 @@ class Session:
         notes = ("note.context_limit",) if allowed < options.max_new_tokens else ()
         common = describe_run(self.files, self.model, limits, options.stop, params.notes + notes)
         runs = [for_row(common, *pair) for pair in zip(prompts, samplers, strict=True)]
-        recorders = [self._recorder(row, run, options, len(runs)) for row, run in enumerate(runs)]
+        writers = _writers(options.save, runs)
+        rows = zip(runs, writers, strict=True)
+        recorders = [RowRecorder(run, self.tokenizer, self._spell, options.candidates, w) for run, w in rows]
         decoding = Decoding(self.model, [prompt.ids for prompt in prompts], samplers, limits)
         return LiveRun(decoding, recorders, options.keep_logits)
-
-    def _recorder(self, row: int, run: Run, options: RunOptions, rows: int) -> RowRecorder:
-        writer = None
-        if options.save is not None:
-            folder = Path(options.save)
-            writer = TraceWriter.create(folder if rows == 1 else folder / f"{row:04d}", run)
-        return RowRecorder(run, self.tokenizer, self._spell, options.candidates, writer)
 
     def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
         """New tokens that fit behind the longest prompt."""
@@ -165,8 +163,21 @@ class Session:
         return min(options.max_new_tokens, room)
 
 
-def _options(changes: Mapping[str, Any]) -> RunOptions:
-    """Options from keywords: those that RunOptions has, and sampling values by name."""
+def _changed(options: RunOptions, changes: Mapping[str, Any]) -> RunOptions:
+    """Options with some changed: by their own names, and sampling values by theirs."""
     own = {name: value for name, value in changes.items() if name in RunOptions.__slots__}
-    sampling = {name: value for name, value in changes.items() if name not in own}
-    return RunOptions(**{"sampling": sampling, **own})
+    named = {name: value for name, value in changes.items() if name not in own}
+    sampling = {**options.sampling, **own.pop("sampling", {}), **named}
+    return replace(options, **own, sampling=sampling)
+
+
+def _writers(save: Path | str | None, runs: Sequence[Run]) -> list[TraceWriter | None]:
+    """A writer for each row: into the folder itself, or into a numbered one inside for each row of a batch."""
+    if save is None:
+        return [None] * len(runs)
+    folder = Path(save)
+    if len(runs) == 1:
+        return [TraceWriter.create(folder, runs[0])]
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError("trace.not_empty", path=folder)
+    return [TraceWriter.create(folder / f"{row:04d}", run) for row, run in enumerate(runs)]

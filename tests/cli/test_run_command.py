@@ -178,7 +178,7 @@ def test_a_run_that_is_stopped_loses_no_printed_step(tiny, tmp_path, end):
     assert trace.end.finish_reason == "interrupted"
     if end == signal.SIGINT:
         assert process.returncode == 130
-        assert err.startswith("decodescope: error: interrupted") and len(err.splitlines()) == 1
+        assert err.startswith("decodescope: error: Interrupted") and len(err.splitlines()) == 1
 
 
 def test_a_reader_that_goes_away_is_no_fault(tiny):

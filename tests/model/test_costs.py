@@ -74,15 +74,15 @@ def test_grouped_heads_save_a_factor_of_seven():
 
 def test_what_fits_is_decided_to_the_byte():
     size = weight_bytes(SEVEN)["bfloat16"]
-    just, short = (fit(SEVEN, 1 << 40, size - less)["formats"]["bfloat16"] for less in (0, 1))
+    just, short = (fit(SEVEN, 1 << 40, size - less)["dtypes"]["bfloat16"] for less in (0, 1))
     assert just == {"weights_fit": True, "tokens_left": 0}
     assert short == {"weights_fit": False, "tokens_left": 0}
-    beside = fit(SEVEN, 1 << 40, size + 10 * 57_344 + 57_343)["formats"]["bfloat16"]
+    beside = fit(SEVEN, 1 << 40, size + 10 * 57_344 + 57_343)["dtypes"]["bfloat16"]
     assert beside == {"weights_fit": True, "tokens_left": 10}
 
 
 def test_no_more_tokens_than_the_context_are_promised():
     result = fit(SEVEN, 1 << 42, 1 << 41)
-    assert {row["tokens_left"] for row in result["formats"].values()} == {32_768}
+    assert {row["tokens_left"] for row in result["dtypes"].values()} == {32_768}
     assert (result["kind"], result["memory_total_bytes"]) == ("estimated", 1 << 42)
-    assert result["formats"].keys() == weight_bytes(SEVEN).keys()
+    assert result["dtypes"].keys() == {"float32", "bfloat16", "float16"}

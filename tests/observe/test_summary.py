@@ -74,6 +74,11 @@ def test_the_chosen_token_is_listed_wherever_it_ranks():
     assert summary.rank == 5
 
 
+def test_ranks_are_places_even_among_equals():
+    choice = Choice(3, torch.tensor([1.0, 1.0, 1.0, 1.0]), (), drawn=False, forced=True)
+    assert [(c.rank, c.token_id) for c in summarise(choice, 2, spell).candidates] == [(1, 0), (2, 1), (4, 3)]
+
+
 def test_removed_tokens_add_nothing_to_a_distribution():
     measured = Distribution.of(np.array([0.0, -np.inf, 0.0], dtype=np.float32))
     assert measured.entropy_nats == pytest.approx(math.log(2))

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from decodescope.trace import tables
 from decodescope.trace.records import Candidate, End, Kv, Memory, PromptToken, Run, Setting, Stage, Step, Timing
+
+TABLES = [value for value in vars(tables).values() if isinstance(value, tables.Table)]
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ["春天", "👩‍👩‍👧", "\x00\x1b[31m", "\u202e", "\u2028", "e\u0301", "\ufffd", "'; DROP TABLE node; --"]

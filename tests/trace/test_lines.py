@@ -5,16 +5,17 @@ import json
 import math
 import runpy
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 from sample_records import ENDS, RUNS, STEPS, chain, plain_end, plain_run, plain_step
 
-from decodescope.errors import InputError
 from decodescope.trace.export import export_jsonl
-from decodescope.trace.lines import json_text, record_from, record_line
+from decodescope.trace.lines import NONFINITE, TYPES, json_text, record_line
 from decodescope.trace.records import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ STEP_KEYS = (
 )
 END_KEYS = (
     "type finish_reason stop_token_id text prompt_tokens new_tokens ttft_s decode_tokens_per_s peak_rss_bytes"
-    " trace error stop_string"
+    " trace error stop_string node"
 )
 
 
@@ -35,9 +36,9 @@ def validator(kind: str) -> Draft202012Validator:
 
 @given(RUNS | STEPS | ENDS)
 def test_a_record_comes_back_exactly_from_its_line(record):
-    text = json_text(record_line(record))
-    back = record_from(json.loads(text))
-    assert type(back) is type(record)
+    line = json.loads(json_text(record_line(record)))
+    assert TYPES[line.pop("type")] is type(record)
+    back = TypeAdapter(type(record)).validate_python(line)
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0 and lets NaN equal itself
 
 
@@ -72,12 +73,10 @@ def test_the_keys_are_those_of_the_contract_in_their_order():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_json_cannot_hold_are_named_and_null_stays_unknown(value):
-    line = record_line(plain_end())
+    line = record_line(replace(plain_end(), ttft_s=value))
     assert line["stop_token_id"] is None
-    line["ttft_s"] = value
-    assert repr(record_from(line).ttft_s) == repr(value)
-    named = json.loads(json_text(record_line(record_from(line))))["ttft_s"]
-    assert named in ("NaN", "Infinity", "-Infinity")
+    named = json.loads(json_text(line))["ttft_s"]
+    assert named in NONFINITE
     assert repr(float(named)) == repr(value)
 
 
@@ -97,17 +96,8 @@ def broken_lines():
 
 
 @pytest.mark.parametrize("line", list(broken_lines()), ids=range(11))
-def test_a_broken_line_is_refused_by_the_schema_and_by_the_reader(line):
+def test_a_broken_line_is_refused_by_the_schema(line):
     assert not validator(line["type"]).is_valid(line)
-    with pytest.raises(InputError) as fault:
-        record_from(line)
-    assert str(fault.value).startswith("The line does not fit the trace format")
-
-
-@pytest.mark.parametrize("line", [{}, {"type": "word"}, [], None, {"type": ["run"]}])
-def test_a_line_of_no_known_type_is_refused(line):
-    with pytest.raises(InputError, match="type"):
-        record_from(line)
 
 
 def test_the_schema_files_are_what_the_records_say():

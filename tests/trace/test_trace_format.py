@@ -2,14 +2,15 @@
 
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sample_records import plain_end, plain_run, plain_step
+from sample_records import TABLES, plain_end, plain_run, plain_step
 
+from decodescope.trace.records import end_of
 from decodescope.trace.schema import APPLICATION_ID, FORMAT
-from decodescope.trace.store import TraceWriter
-from decodescope.trace.tables import TABLES
+from decodescope.trace.store import TraceWriter, read_trace
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCUMENT, re.DOTALL)
@@ -21,7 +22,7 @@ def connection(tmp_path_factory):
     with TraceWriter.create(folder, plain_run()) as writer:
         for node, parent in {0: None, 1: 0, 2: 1, 3: 0, 4: 3}.items():
             writer.write(plain_step(node, parent))
-        writer.finish(plain_end())
+        writer.finish(replace(plain_end(), node=2))
     connection = sqlite3.connect(folder / "trace.db")
     yield connection
     connection.close()
@@ -35,7 +36,7 @@ def test_a_documented_query_runs_and_answers(connection, query):
 def test_the_documented_answers_are_right(connection):
     answers = [connection.execute(query).fetchall() for query in QUERIES]
     text, unsure, filters, _, forks, settings = answers
-    assert text == [(" w0 w3 w4",)]
+    assert text == [(" w0 w1 w2",)]
     assert [row[0] for row in unsure] == [4] * 5 + [3] * 5 + [2] * 5
     assert [row[0] for row in filters] == ["top_k", "temperature"]
     assert forks == [(0, 2, "tok1 | tok1")]
@@ -45,10 +46,23 @@ def test_the_documented_answers_are_right(connection):
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_every_table_and_column_is_documented(table):
     assert f"`{table.name}`" in DOCUMENT
-    missing = [name for name, _ in table.columns if f"`{name}`" not in DOCUMENT]
+    missing = [column.name for column in table.columns if f"`{column.name}`" not in DOCUMENT]
     assert not missing
 
 
 def test_the_marks_are_documented():
     assert f"`PRAGMA application_id` is {APPLICATION_ID}" in DOCUMENT
     assert f"`PRAGMA user_version` is the format, now {FORMAT}." in DOCUMENT
+
+
+@pytest.mark.parametrize("end", [None, end_of(plain_run(), [], "interrupted")])
+def test_the_documented_text_is_that_of_the_trace(tmp_path, end):
+    with TraceWriter.create(tmp_path / "run", plain_run()) as writer:
+        for node, parent in {0: None, 1: 0, 2: 0}.items():
+            writer.write(plain_step(node, parent))
+        if end:
+            writer.finish(end)
+    connection = sqlite3.connect(tmp_path / "run" / "trace.db")
+    ((text,),) = connection.execute(QUERIES[0]).fetchall()
+    connection.close()
+    assert (text or "") == read_trace(tmp_path / "run").text

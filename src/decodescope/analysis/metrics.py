@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from decodescope.trace.records import Run, Step
 
+_LARGEST_EXPONENT = 700.0
+RECENT_CHARACTERS = 200
+
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
@@ -16,10 +19,8 @@ class RunMetrics:
     """
 
     entropy_nats_mean: float
-    logprob_nats_mean: float
     perplexity: float
     prefill_s: float
-    decode_forward_s_mean: float | None
     cache_tokens: int
     cache_bytes: int
     cache_formula_bytes: int
@@ -30,14 +31,11 @@ def run_metrics(run: Run, steps: Sequence[Step]) -> RunMetrics:
     if not steps:
         raise ValueError("no steps to sum up")
     logprob = _mean([step.logprob_nats for step in steps])
-    decoding = [step.timing.forward_s for step in steps[1:]]
     kv = steps[-1].kv
     return RunMetrics(
         entropy_nats_mean=_mean([step.entropy_nats for step in steps]),
-        logprob_nats_mean=logprob,
-        perplexity=math.exp(-logprob),
+        perplexity=math.exp(-logprob) if logprob > -_LARGEST_EXPONENT else math.inf,
         prefill_s=steps[0].timing.forward_s,
-        decode_forward_s_mean=_mean(decoding) if decoding else None,
         cache_tokens=kv.tokens,
         cache_bytes=kv.used_bytes,
         cache_formula_bytes=run.kv_bytes_per_token * kv.tokens,
@@ -46,3 +44,15 @@ def run_metrics(run: Run, steps: Sequence[Step]) -> RunMetrics:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
+
+
+def recent_text(steps: Sequence[Step]) -> str:
+    """The last `RECENT_CHARACTERS` characters of a branch, without joining all of a long one."""
+    pieces: list[str] = []
+    length = 0
+    for step in reversed(steps):
+        pieces.append(step.delta_text)
+        length += len(step.delta_text)
+        if length >= RECENT_CHARACTERS:
+            break
+    return "".join(reversed(pieces))[-RECENT_CHARACTERS:]

@@ -1,16 +1,16 @@
-"""Consoles, safe text and progress. Tokens are untrusted: they become Text objects, never markup."""
+"""Consoles and progress. Tokens are untrusted: they become Text objects, never markup."""
 
 import sys
-import unicodedata
 from functools import cache
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from decodescope.cli.safe import visible
 from decodescope.locale import translate as t
 
-_PICTURES = {"\n": "↵", "\t": "⇥"}
 PLAIN_WIDTH = 120  # columns where the output is no terminal
 
 
@@ -27,35 +27,10 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def visible(text: str, keep_newlines: bool = False) -> str:
-    """Text that cannot command a terminal: control, bidi and other invisible characters get a visible form."""
-    return "".join(c if keep_newlines and c == "\n" else _visible(c) for c in text)
-
-
-def _visible(character: str) -> str:
-    if character in _PICTURES:
-        return _PICTURES[character]
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    joiner = code == 0x200D  # between emoji it is part of the picture
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") and not joiner:
-        return f"⟨U+{code:04X}⟩"
-    return character
-
-
-def token_text(text: str) -> str:
-    """A token for display: leading and trailing spaces made visible, an empty one named."""
-    shown = visible(text)
-    stripped = shown.strip(" ")
-    before = len(shown) - len(shown.lstrip(" "))
-    after = len(shown) - len(shown.rstrip(" ")) if stripped else 0
-    return "␣" * before + stripped + "␣" * after if shown else "∅"
-
-
 def line(*parts: str | tuple[str, str]) -> Text:
-    """One line of text; a part may be (text, style)."""
-    return Text.assemble(*parts, no_wrap=True, overflow="ignore")
+    """One line of text that is safe to print; a part may be (text, style)."""
+    shown = [visible(p) if isinstance(p, str) else (visible(p[0]), p[1]) for p in parts]
+    return Text.assemble(*shown, no_wrap=True, overflow="ignore")
 
 
 class StderrReport:
@@ -74,6 +49,12 @@ class StderrReport:
     def loading(self, done: int, total: int) -> None:
         """A step of loading the weights, in bytes."""
         self(t("run.loading"), (done, total))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Take the bar away."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from itertools import pairwise
 
+from decodescope.cli.safe import visible
 from decodescope.errors import DecodescopeError, FindingError, InputError
 from decodescope.locale import LANGUAGES, set_language, translate
 
@@ -52,7 +53,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _say(fault: object, code: int) -> int:
-    line = " ".join(str(fault).split())
+    line = visible(" ".join(str(fault).split()))
     print(f"decodescope: error: {line}", file=sys.stderr)
     return code
 

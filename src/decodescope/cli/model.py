@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -27,7 +27,8 @@ def model(
 ) -> None:
     from decodescope.catalogue import model_card
 
-    card = model_card(model, config, StderrReport())
+    with StderrReport() as report:
+        card = model_card(model, config, report)
     if json:
         print(json_text(asdict(card)))
         return
@@ -79,9 +80,7 @@ def _draw_costs(card: "ModelCard") -> None:
     available, total = binary_bytes(memory["memory_available_bytes"]), binary_bytes(memory["memory_total_bytes"])
     _heading("weights", available=available, total=total)
     for name, size in card.weight_bytes.items():
-        fits = memory["formats"][name]
-        key = "model.fits" if fits["weights_fit"] else "model.does_not_fit"
-        verdict = t(key, tokens=count(fits["tokens_left"]))
+        verdict = _verdict(memory["dtypes"].get(name))
         out().print(line("  ", (f"{name:<14}", "dim"), f"{count(size):>16}  {binary_bytes(size):>11}  ", verdict))
     context = card.config["max_position_embeddings"]
     _heading("cache", saving=f"{card.gqa_saving:g}")
@@ -89,6 +88,12 @@ def _draw_costs(card: "ModelCard") -> None:
         lengths = "  ".join(_at(n, size, n > context) for n, size in card.kv_bytes_at[name].items())
         out().print(line("  ", (f"{name:<14}", "dim"), f"{count(per_token):>16}  {lengths}"))
     out().print(line(t("model.context", context=count(context))))
+
+
+def _verdict(fits: dict[str, Any] | None) -> str:
+    if fits is None:
+        return t("model.as_a_file")
+    return t("model.fits" if fits["weights_fit"] else "model.does_not_fit", tokens=count(fits["tokens_left"]))
 
 
 def _at(length: int, size: int, beyond: bool) -> str:

@@ -16,9 +16,8 @@ def pull(
 ) -> None:
     from decodescope.catalogue import fetch
 
-    report = StderrReport()
-    pulled = fetch(model, report)
-    report.close()
+    with StderrReport() as report:
+        pulled = fetch(model, report)
     if json:
         print(json_text(asdict(pulled)))
     else:

@@ -4,10 +4,11 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from decodescope.cli import options as o
-from decodescope.cli.console import StderrReport, out, token_text
+from decodescope.cli.console import StderrReport, out
 from decodescope.cli.run_view import SHOWN_CANDIDATES, content_text, draw_header, draw_step, draw_summary
+from decodescope.cli.safe import token_text
 from decodescope.cli.stepping import Stepper
-from decodescope.errors import DecodescopeError, InputError
+from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text, record_line
 from decodescope.trace.records import Step, Trace
@@ -54,11 +55,10 @@ def run(
     from decodescope.session import Session
 
     run_options = _run_options(given)
-    report = StderrReport()
-    session = Session.open(
-        model, dtype=dtype, device=device, threads=threads, report=report, progress=report.loading
-    )
-    report.close()
+    with StderrReport() as report:
+        session = Session.open(
+            model, dtype=dtype, device=device, threads=threads, report=report, progress=report.loading
+        )
     ready = _ready_prompts(session, given)
     live = session.start(ready, run_options)
     _follow(live, View(json, step, candidates or SHOWN_CANDIDATES, batch=prompts is not None))
@@ -133,13 +133,13 @@ class View:
             else:
                 draw_header(trace.run)
 
-    def step(self, row: int, step: Step, text: str) -> None:
+    def step(self, row: int, step: Step, live: "LiveRun") -> None:
         if self.json:
             self._line(step, row)
         elif self.batch:
             out().print(t("run.row_step", row=row, step=step.step, token=token_text(step.text), prob=step.prob))
         else:
-            draw_step(step, text, self.candidates)
+            draw_step(step, live.recent_text(row), self.candidates)
 
     def end(self, traces: list[Trace]) -> None:
         for row, trace in enumerate(traces):
@@ -162,15 +162,9 @@ def _follow(live: "LiveRun", view: View) -> None:
     view.begin(live.traces)
     try:
         for row, step in live.steps():
-            view.step(row, step, live.text_so_far(row))
+            view.step(row, step, live)
             if view.stepper and not view.stepper.pause(live, step):
-                live.finish("interrupted")
                 break
-    except KeyboardInterrupt:
-        live.finish("interrupted")
+    finally:
+        live.finish("interrupted")  # says nothing where the rows have ended
         view.end(live.traces)
-        raise
-    except DecodescopeError:
-        view.end(live.traces)
-        raise
-    view.end(live.traces)

@@ -6,9 +6,11 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from decodescope.analysis.metrics import run_metrics
-from decodescope.cli.console import line, out, token_text, visible
+from decodescope.cli.console import line, out
+from decodescope.cli.safe import token_text, visible
 from decodescope.cli.units import binary_bytes, count, milliseconds, number, percent
 from decodescope.locale import translate as t
+from decodescope.locale import translate_or
 from decodescope.trace.records import Candidate, End, PromptToken, Run, Stage, Step
 
 SHOWN_CANDIDATES = 5
@@ -23,11 +25,19 @@ def draw_header(run: Run) -> None:
     """What is about to run, and the prompt as it goes in, token by token."""
     loaded = {"architecture": run.architecture, "dtype": run.dtype, "device": run.device}
     out().print(line((t("run.header.model", model=run.model, **loaded), "bold")))
-    out().print(line(t("run.header.origin", source=t(f"pull.source.{run.source}"), revision=run.revision or "-")))
+    out().print(
+        line(
+            t(
+                "run.header.origin",
+                source=translate_or(f"pull.source.{run.source}", run.source),
+                revision=run.revision or "-",
+            )
+        )
+    )
     out().print(line(f"sha256 {run.sha256 or t('pull.not_hashed')}"))
     out().print(line(t("run.header.settings", settings=_settings(run))))
     for note in run.notes:
-        out().print(line(("! " + t(note), "yellow")))
+        out().print(line(("! " + translate_or(note, note), "yellow")))
     out().print(line((t("run.header.prompt", count=len(run.prompt_tokens)), "bold")))
     for row in _prompt_rows(run.prompt_tokens, out().width):
         out().print(row)
@@ -38,12 +48,13 @@ def draw_header(run: Run) -> None:
 def _settings(run: Run) -> str:
     """The settings that are in force, each with its origin."""
     values = {s.name: s for s in run.settings}
-    greedy = not values["temperature"].value
+    greedy = "temperature" in values and not values["temperature"].value
     named = [] if not greedy else [t("run.greedy")]
     for setting in run.settings:
         off = _SWITCHED_OFF.get(setting.name, 0 if setting.name != "seed" else None)
         if setting.value != off or (setting.origin != "default" and not greedy):
-            named.append(f"{setting.name} {setting.value} ({t('origin.' + setting.origin.replace(' ', '_'))})")
+            origin = translate_or(f"origin.{setting.origin.replace(' ', '_')}", setting.origin)
+            named.append(f"{setting.name} {setting.value} ({origin})")
     return " · ".join(named)
 
 
@@ -65,14 +76,14 @@ def content_text(run: Run) -> str:
     return "│".join(token_text(token.text) for token in run.prompt_tokens if token.role != "template")
 
 
-def draw_step(step: Step, text_so_far: str, candidates: int = SHOWN_CANDIDATES) -> None:
-    """One step: what was chosen and how sure the model was, the candidates, cost, and the text so far."""
+def draw_step(step: Step, recent: str, candidates: int = SHOWN_CANDIDATES) -> None:
+    """One step: what was chosen and how sure the model was, candidates, cost, and the end of the text so far."""
     out().print(_headline(step))
     for candidate in _shown(step, candidates):
         out().print(_candidate_line(candidate, candidate.token_id == step.token_id, final=bool(step.stages)))
     if step.stages:
         out().print(line("    ", (" → ".join(map(_stage, step.stages)), "dim")))
-    out().print(line("    ", (_tail(text_so_far), "green")))
+    out().print(line("    ", (_tail(recent), "green")))
 
 
 def _headline(step: Step) -> Text:
@@ -141,11 +152,11 @@ def _fitted(text: str, cells: int) -> str:
 def _tail(text: str) -> str:
     """The end of a text, on one line."""
     shown = visible(text)
-    if cell_len(shown) <= _TAIL_CELLS:
-        return shown
-    while cell_len(shown) > _TAIL_CELLS - 1:
-        shown = shown[1:]
-    return "…" + shown
+    start, cells = len(shown), 0
+    while start and cells + cell_len(shown[start - 1]) < _TAIL_CELLS:
+        start -= 1
+        cells += cell_len(shown[start])
+    return ("…" if start else "") + shown[start:]
 
 
 def draw_summary(run: Run, steps: list[Step], end: End) -> None:
@@ -187,7 +198,7 @@ def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, 
 
 
 def _finish(end: End) -> str:
-    reason = t(f"finish.{end.finish_reason}")
+    reason = translate_or(f"finish.{end.finish_reason}", end.finish_reason)
     if end.stop_string is not None:
         return t("finish.with_string", reason=reason, string=visible(end.stop_string))
     if end.stop_token_id is not None:

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from decodescope.analysis.metrics import RECENT_CHARACTERS, recent_text
 from decodescope.cli import options as o
-from decodescope.cli.console import line, out, token_text
+from decodescope.cli.console import line, out
 from decodescope.cli.run_view import SHOWN_CANDIDATES, draw_header, draw_step, draw_summary
+from decodescope.cli.safe import token_text
 from decodescope.cli.units import percent
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
@@ -43,15 +45,19 @@ def show(
         return
     if step is not None and not 0 <= step < len(path):
         raise InputError("show.no_step", step=step, count=len(path))
-    limit = candidates or SHOWN_CANDIDATES
+    limit = SHOWN_CANDIDATES if candidates is None else candidates
+    if limit < 1:
+        raise InputError("run.candidates", value=limit)
     if step is not None:
-        draw_step(path[step], _text(path[: step + 1]), limit)
+        draw_step(path[step], recent_text(path[: step + 1]), limit)
     elif all:
         _draw_tree(trace)
     else:
         draw_header(trace.run)
-        for number, one in enumerate(path, start=1):
-            draw_step(one, _text(path[:number]), limit)
+        recent = ""
+        for one in path:
+            recent = (recent + one.delta_text)[-RECENT_CHARACTERS:]
+            draw_step(one, recent, limit)
         if trace.end:
             draw_summary(trace.run, path, trace.end)
 
@@ -74,10 +80,6 @@ def export(folder: Folder, to: To = "jsonl", output: Output = None, lang: o.Lang
 
 
 export.__doc__ = t("help.export")
-
-
-def _text(steps: list[Step]) -> str:
-    return "".join(step.delta_text for step in steps)
 
 
 def _draw_tree(trace: Trace) -> None:

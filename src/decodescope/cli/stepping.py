@@ -51,4 +51,4 @@ class Stepper:
         return ranks.get(answer)
 
     def _draw(self, live: "LiveRun", step: Step) -> None:
-        draw_step(step, live.text_so_far(), self._candidates)
+        draw_step(step, live.recent_text(), self._candidates)

@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli import options as o
-from decodescope.cli.console import StderrReport, line, out, token_text, visible
+from decodescope.cli.console import StderrReport, line, out
 from decodescope.cli.run import read_prompt
+from decodescope.cli.safe import token_text, visible
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text
@@ -31,14 +32,9 @@ def tokens(
 
     if (text is None) == (messages is None):
         raise InputError("tokens.one_text")
-    found = tokenize(
-        model,
-        None if text is None else read_prompt(text),
-        chat=bool(chat),
-        system=system,
-        messages_file=messages,
-        report=StderrReport(),
-    )
+    plain = None if text is None else read_prompt(text)
+    with StderrReport() as report:
+        found = tokenize(model, plain, chat=bool(chat), system=system, messages_file=messages, report=report)
     if json:
         print(json_text(asdict(found)))
     else:

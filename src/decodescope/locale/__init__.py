@@ -34,6 +34,11 @@ def catalogue(code: str) -> dict[str, str]:
     return dict(json.loads(text))
 
 
+def translate_or(key: str, fallback: str) -> str:
+    """The sentence `key`, or `fallback` where there is none: for names that come out of files."""
+    return catalogue(language()).get(key, fallback)
+
+
 def translate(key: str, **values: object) -> str:
     """The sentence `key` in the language in force, its placeholders filled."""
     return catalogue(language())[key].format(**values)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from decodescope.errors import InputError, ResourceError
 from decodescope.model.config import ModelConfig
 from decodescope.model.decoder import CausalLM
+from decodescope.model.memory import is_out_of_memory
 from decodescope.model.weights import Weights, open_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,7 +28,8 @@ def load_model(
 ) -> tuple[CausalLM, Weights]:
     """Load the model at `path` (folder or GGUF file), dense, as `dtype` (None: as stored).
 
-    `progress` is told (bytes loaded, bytes in all). Peak memory is the weights plus one tensor. Raises
+    `progress` is told (bytes loaded, bytes in all). Peak memory is the weights and the packed bytes of
+    the few tensors being read. Raises
     InputError for missing, unexpected or misshapen tensors (named) and for NaN or infinite weights.
     """
     weights = open_weights(path)
@@ -39,7 +41,7 @@ def load_model(
     try:
         _fill(model, weights, target, place, progress)
     except (MemoryError, RuntimeError) as error:
-        if "alloc" in str(error).lower() or "memory" in str(error).lower() or isinstance(error, MemoryError):
+        if is_out_of_memory(error):
             raise ResourceError("memory.loading", path=path) from None
         raise
     return model.eval(), weights

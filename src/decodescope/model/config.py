@@ -172,6 +172,11 @@ def _family(keys: Mapping[str, Any]) -> str:
 def _refuse_unknown(keys: Mapping[str, Any]) -> None:
     if keys.get("hidden_act", "silu") not in ("silu", "swish"):
         raise InputError("config.unsupported", name="hidden_act", value=_short(keys["hidden_act"]))
+    if keys.get("is_causal") is False:
+        raise InputError("config.unsupported", name="is_causal", value=False)
+    own_code = keys.get("auto_map")
+    if isinstance(own_code, dict) and any(str(name).startswith("AutoModel") for name in own_code):
+        raise InputError("config.unsupported", name="auto_map", value=_short(own_code))
     if keys.get("quantization_config"):
         raise InputError("config.quantized", value=_short(keys["quantization_config"]))
     for name, value in keys.items():

@@ -69,19 +69,19 @@ def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
 
 
 def fit(config: ModelConfig, total_bytes: int, available_bytes: int) -> dict[str, Any]:
-    """Whether the weights fit into memory, and how many tokens of 16-bit cache fit beside them.
+    """Whether the weights of each dense dtype fit into memory, and how many tokens of cache fit beside them.
 
-    `estimated`: activations and the libraries' own memory (some hundred MB) are not in it.
+    `estimated`: activations and the libraries' own memory (some hundred MB) are not in it. Block formats are
+    left out: a GGUF file is unpacked to a dense dtype when it is loaded.
     """
-    per_token = kv_bytes_per_token(config, CACHE_DTYPES["bfloat16"])
-    formats = {}
-    for name, size in weight_bytes(config).items():
-        left = available_bytes - size
-        tokens = min(max(left, 0) // per_token, config.max_position_embeddings)
-        formats[name] = {"weights_fit": left >= 0, "tokens_left": tokens}
+    dtypes = {}
+    for name, size in CACHE_DTYPES.items():
+        left = available_bytes - weight_bytes(config)[name]
+        tokens = min(max(left, 0) // kv_bytes_per_token(config, size), config.max_position_embeddings)
+        dtypes[name] = {"weights_fit": left >= 0, "tokens_left": tokens}
     return {
         "memory_total_bytes": total_bytes,
         "memory_available_bytes": available_bytes,
         "kind": "estimated",
-        "formats": formats,
+        "dtypes": dtypes,
     }

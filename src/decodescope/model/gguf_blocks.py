@@ -12,7 +12,6 @@ from torch import Tensor
 from decodescope.formats.gguf import BLOCK_TYPES
 
 _CHUNK_VALUES = 1 << 18  # a chunk and its temporaries stay near the processor's cache
-_ROW_BLOCK = 256  # values in a K-quant block
 
 
 def unpack_into(out: Tensor, raw: Tensor, block_type: str) -> None:

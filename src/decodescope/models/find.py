@@ -28,13 +28,13 @@ def find_model(spec: str, report: Report = silent, *, download: bool = True) -> 
 
 
 def _find(spec: str, report: Report, download: bool) -> ModelFiles:
+    if spec in STARTERS:
+        return find_starter(STARTERS[spec], report, download=download)
     if path := existing(spec):
         return from_path(spec, path, report)
     kind, _, rest = spec.partition(":")
     if kind == "ollama":
         return ollama.find(rest, report)
-    if spec in STARTERS:
-        return find_starter(STARTERS[spec], report, download=download)
     if kind == "ms" and (match := _REPOSITORY.fullmatch(rest)):
         return _from_repository(spec, "modelscope", match, report, download)
     if looks_like_path(spec):

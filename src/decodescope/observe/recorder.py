@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from decodescope.errors import DecodescopeError
 from decodescope.generate import Decoded
@@ -11,7 +10,7 @@ from decodescope.observe.clock import peak_rss_bytes
 from decodescope.observe.summary import Spelling, summarise
 from decodescope.text.stream import StopStrings, TextStream
 from decodescope.text.tokenizer import Tokenizer
-from decodescope.trace.records import End, FinishReason, Kv, Memory, Run, Step, Timing, Trace
+from decodescope.trace.records import End, FinishReason, Kv, Memory, Run, Step, Timing, Trace, end_of
 from decodescope.trace.store import TraceWriter
 
 
@@ -123,24 +122,11 @@ class RowRecorder:
         return self._stop.push(self._stream.flush()) + self._stop.flush()
 
     def _end(self, reason: FinishReason, error: DecodescopeError | None) -> End:
-        steps = self._path
-        text = "".join(step.delta_text for step in steps) + self._flush()
-        stopped = steps[-1].token_id if reason == "stop" and steps and self.stop_string is None else None
-        decode_s = sum(step.timing.total_s for step in steps[1:])
-        folder: Path | None = self._writer.folder if self._writer else None
-        return End(
-            finish_reason=reason,
-            stop_token_id=stopped,
-            text=text,
-            prompt_tokens=len(self.trace.run.prompt_tokens),
-            new_tokens=len(steps),
-            ttft_s=steps[0].timing.total_s if steps else None,
-            decode_tokens_per_s=(len(steps) - 1) / decode_s if decode_s else None,
-            peak_rss_bytes=peak_rss_bytes(),
-            trace=str(folder) if folder else None,
-            error=str(error) if error else None,
-            stop_string=self.stop_string,
-        )
+        text = "".join(step.delta_text for step in self._path) + self._flush()
+        said = None if error is None else str(error)
+        end = end_of(self.trace.run, self._path, reason, text, self.stop_string, said)
+        folder = str(self._writer.folder) if self._writer else None
+        return replace(end, peak_rss_bytes=peak_rss_bytes(), trace=folder)
 
 
 def _timing(measured: Measured, summary_s: float) -> Timing:

@@ -51,9 +51,9 @@ class Distribution:
         peak = float(values.max())
         below = values - np.float32(peak)
         weights = np.exp(below)
-        total = float(weights.sum())
+        total = float(weights.sum(dtype=np.float64))
         below *= weights
-        mean_below = float(below.sum()) / total
+        mean_below = float(below.sum(dtype=np.float64)) / total
         entropy = max(math.log(total) - mean_below, 0.0)
         return cls(math.log(total) + peak, entropy, len(values), alive)
 
@@ -83,7 +83,7 @@ def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
     ranks = list(range(1, len(listed) + 1))
     if chosen not in listed:
         listed.append(chosen)
-        ranks.append(int(np.count_nonzero(logits > logit)) + 1)
+        ranks.append(_rank(logits, chosen))
     return Summary(
         rank=ranks[listed.index(chosen)],
         logprob_nats=logit - raw.lse,
@@ -94,6 +94,12 @@ def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
         candidates=_candidates(choice, listed, ranks, (raw, final), spell),
         stages=stages,
     )
+
+
+def _rank(logits: Logits, token_id: int) -> int:
+    """The place in descending order; of equals the lower id comes first."""
+    logit = logits[token_id]
+    return 1 + int(np.count_nonzero(logits > logit)) + int(np.count_nonzero(logits[:token_id] == logit))
 
 
 def highest(logits: Logits, count: int) -> Ids:
@@ -112,7 +118,7 @@ def _stages(choice: Choice, raw: Distribution) -> tuple[tuple[Stage, ...], Distr
         left = stage.logits.numpy()
         after = Distribution.of(left, before.alive)
         fewer = after.alive is not None and after.survivors < before.survivors
-        kept = float(before.probs(entered[after.alive]).sum()) if fewer else 1.0
+        kept = min(float(before.probs(entered[after.alive]).sum(dtype=np.float64)), 1.0) if fewer else 1.0
         stages.append(Stage(stage.name, {stage.name: stage.value}, after.survivors, kept, after.entropy_nats))
         before, entered = after, left
     return tuple(stages), before

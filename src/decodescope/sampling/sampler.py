@@ -53,9 +53,14 @@ class Sampler:
     def choose(self, logits: Tensor, prompt: Sequence[int], generated: Sequence[int]) -> Choice:
         """Choose the next token from raw logits [V] of any dtype.
 
-        Raises FindingError for NaN or infinite logits, InputError where the settings leave nothing to choose.
+        Raises FindingError for logits with NaN or +inf, or nothing but -inf; InputError where the settings
+        leave nothing to choose.
         """
         raw = logits.detach().to("cpu", torch.float32)
+        if not math.isfinite(raw.max()):
+            raise FindingError(
+                "run.nonfinite", step=len(generated), dtype=str(logits.dtype).removeprefix("torch.")
+            )
         stages: list[StageLogits] = []
         current = raw
         for name in self.params.chain():
@@ -63,7 +68,7 @@ class Sampler:
             current = _apply(name, current, value, prompt, generated)
             stages.append(StageLogits(name, value, current))
         if not math.isfinite(current.max()):
-            raise _nothing_to_choose(logits, len(generated))
+            raise InputError("sampling.nothing_left", step=len(generated))
         token_id = int(current.argmax()) if self.params.is_greedy else self._draw(current)
         return Choice(token_id, raw, tuple(stages), drawn=not self.params.is_greedy)
 
@@ -78,13 +83,6 @@ class Sampler:
         probs = logits.softmax(-1)
         waits = torch.empty_like(probs).exponential_(1, generator=self._generator)
         return int((probs / waits).argmax())
-
-
-def _nothing_to_choose(logits: Tensor, step: int) -> FindingError | InputError:
-    """Why no token stands out: the model's own fault, or settings that overflow or ban everything."""
-    if not math.isfinite(logits.max()):
-        return FindingError("run.nonfinite", step=step, dtype=str(logits.dtype).removeprefix("torch."))
-    return InputError("sampling.nothing_left", step=step)
 
 
 def _apply(name: str, logits: Tensor, value: float, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:

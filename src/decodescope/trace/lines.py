@@ -3,15 +3,12 @@
 import json
 import math
 import re
-import types
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from decodescope.errors import InputError
 from decodescope.trace.records import End, Run, Step
 
 Record = Run | Step | End
@@ -28,16 +25,6 @@ def record_line(record: Record) -> dict[str, Any]:
     `NONFINITE`, so that null keeps meaning "unavailable". Settings hold finite numbers only.
     """
     return {"type": type(record).__name__.lower(), **_encode(record)}
-
-
-def record_from(line: dict[str, Any]) -> Record:
-    """The record that `record_line` made into `line`; InputError names what does not fit."""
-    record: Any = TYPES.get(str(line.get("type"))) if isinstance(line, dict) else None
-    if record is None:
-        raise InputError("trace.line", what="type", value=_short(line))
-    values = {name: value for name, value in line.items() if name != "type"}
-    result: Record = _decoder(record)(values, str(line["type"]))
-    return result
 
 
 def json_text(line: dict[str, Any]) -> str:
@@ -72,82 +59,3 @@ def _name(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
-
-
-Decoder = Callable[[Any, str], Any]
-
-
-@cache
-def _decoder(hint: Any) -> Decoder:
-    """A function (value, place) -> the value as `hint` wants it, raising InputError that names the place."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if is_dataclass(hint):
-        return _record_decoder(hint)
-    if origin in (types.UnionType, Union):
-        return _union_decoder(arguments)
-    if origin is tuple:
-        return _list_decoder(_decoder(arguments[0]))
-    if origin is dict:
-        return _dict_decoder(arguments[1])
-    if origin is Literal:
-        return _checked(lambda value: value in arguments)
-    if hint is float:
-        return _float
-    return _checked(lambda value: type(value) is hint)
-
-
-def _checked(fits: Callable[[Any], bool]) -> Decoder:
-    def decode(value: Any, place: str) -> Any:
-        if fits(value):
-            return value
-        raise InputError("trace.line", what=place, value=_short(value))
-
-    return decode
-
-
-def _float(value: Any, place: str) -> float:
-    if type(value) in (int, float) or (isinstance(value, str) and value in NONFINITE):
-        with suppress(OverflowError):
-            return float(value)
-    raise InputError("trace.line", what=place, value=_short(value))
-
-
-def _record_decoder(record: Any) -> Decoder:
-    hints = get_type_hints(record)
-    decoders = {field.name: _decoder(hints[field.name]) for field in fields(record)}
-
-    def decode(value: Any, place: str) -> Any:
-        if not isinstance(value, dict):
-            raise InputError("trace.line", what=place, value=_short(value))
-        for key in value.keys() ^ decoders.keys():
-            raise InputError("trace.line_key", what=f"{place}.{key}")
-        return record(**{name: decoder(value[name], f"{place}.{name}") for name, decoder in decoders.items()})
-
-    return decode
-
-
-def _union_decoder(hints: tuple[Any, ...]) -> Decoder:
-    if float in hints and str not in hints:
-        exact = [hint for hint in hints if hint is not float]
-        return lambda value, place: value if type(value) in exact else _float(value, place)
-    return _checked(lambda value: type(value) in hints)
-
-
-def _list_decoder(item: Decoder) -> Decoder:
-    def decode(value: Any, place: str) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise InputError("trace.line", what=place, value=_short(value))
-        return tuple(item(each, f"{place}[{index}]") for index, each in enumerate(value))
-
-    return decode
-
-
-def _dict_decoder(hint: Any) -> Decoder:
-    def fits(value: Any) -> bool:
-        return isinstance(value, dict) and (hint is Any or all(type(each) is hint for each in value.values()))
-
-    return _checked(fits)
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:60]

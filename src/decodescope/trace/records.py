@@ -3,6 +3,7 @@
 The field names are the keys of `run --json` and of the database; `docs/trace-format.md` explains them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -142,7 +143,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a run ended. `ttft_s` is prefill plus the first choice; decode speed leaves the first step out."""
+    """How a run ended: what is said of the branch that was kept, up to `node` (None: no token was kept).
+
+    `ttft_s` is prefill plus the first choice; decode speed leaves the first step out.
+    """
 
     finish_reason: FinishReason
     stop_token_id: int | None
@@ -155,6 +159,7 @@ class End:
     trace: str | None = None
     error: str | None = None
     stop_string: str | None = None
+    node: int | None = None
 
 
 @dataclass(slots=True)
@@ -166,21 +171,62 @@ class Trace:
     end: End | None = None
 
     def path(self) -> list[Step]:
-        """The steps from the root to the last leaf."""
+        """The branch that was kept: the steps from the root to the node of the end.
+
+        Without an end (or with one that has tokens but names no node) it is the branch of the last step.
+        """
+        if self.end and (self.end.node is not None or not self.end.new_tokens):
+            return path_to(self.steps, self.end.node)
         return path_to(self.steps, self.steps[-1].node) if self.steps else []
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids of the path to the last leaf."""
+        """The ids of `path`."""
         return [step.token_id for step in self.path()]
 
+    @property
+    def text(self) -> str:
+        """The text as it was printed: that of the end, or so far what the steps of `path` added."""
+        return self.end.text if self.end else _joined(self.path())
 
-def path_to(steps: list[Step], node: int) -> list[Step]:
-    """The steps from the root to `node`, in order."""
+
+def path_to(steps: list[Step], node: int | None) -> list[Step]:
+    """The steps from the root to `node`, in order; none for None."""
     by_node = {step.node: step for step in steps}
     path: list[Step] = []
-    at: int | None = node
-    while at is not None:
-        path.append(by_node[at])
-        at = by_node[at].parent
+    while node is not None:
+        path.append(by_node[node])
+        node = by_node[node].parent
     return path[::-1]
+
+
+def end_of(
+    run: Run,
+    path: Sequence[Step],
+    reason: FinishReason,
+    text: str | None = None,
+    stop_string: str | None = None,
+    error: str | None = None,
+) -> End:
+    """The end of the branch `path`, as far as its steps tell; `peak_rss_bytes` and `trace` stay None.
+
+    `text` is what was printed, where that is more than the steps' `delta_text` (held-back text).
+    """
+    decode_s = sum(step.timing.total_s for step in path[1:])
+    return End(
+        finish_reason=reason,
+        stop_token_id=path[-1].token_id if path and reason == "stop" and stop_string is None else None,
+        text=_joined(path) if text is None else text,
+        prompt_tokens=len(run.prompt_tokens),
+        new_tokens=len(path),
+        ttft_s=path[0].timing.forward_s + path[0].timing.sample_s if path else None,
+        decode_tokens_per_s=(len(path) - 1) / decode_s if decode_s > 0 else None,
+        peak_rss_bytes=None,
+        error=error,
+        stop_string=stop_string,
+        node=path[-1].node if path else None,
+    )
+
+
+def _joined(path: Sequence[Step]) -> str:
+    return "".join(step.delta_text for step in path)

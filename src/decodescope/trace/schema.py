@@ -6,7 +6,6 @@ from functools import cache
 
 APPLICATION_ID = 0x64736370  # "dscp"; `file` and sqlite3 show it
 DATABASE = "trace.db"
-TENSORS = "tensors"
 
 _VERSION_1 = """
 CREATE TABLE run ( -- one row: what was known before the first step
@@ -64,7 +63,7 @@ CREATE TABLE ending ( -- one row when the run was ended in good order, else none
   id INTEGER PRIMARY KEY CHECK (id = 1),
   finish_reason TEXT NOT NULL, stop_token_id INTEGER, text TEXT NOT NULL, prompt_tokens INTEGER NOT NULL,
   new_tokens INTEGER NOT NULL, ttft_s REAL, decode_tokens_per_s REAL, peak_rss_bytes INTEGER,
-  error TEXT, stop_string TEXT
+  error TEXT, stop_string TEXT, node_id INTEGER REFERENCES node
 );
 """
 

@@ -4,31 +4,40 @@ One step is one transaction: a killed process loses no committed step, and a rea
 """
 
 import errno
+import json
+import math
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from decodescope.errors import InputError, ResourceError
 from decodescope.trace.opening import opened
-from decodescope.trace.records import End, Run, Stage, Step, Trace, path_to
-from decodescope.trace.rows import (
-    FilterKey,
-    candidate_rows,
-    end_row,
-    filter_key,
-    node_row,
-    run_rows,
-    stage_rows,
-    tensor_rows,
-)
+from decodescope.trace.records import End, Run, Setting, Stage, Step, Trace, end_of
 from decodescope.trace.schema import DATABASE, build
-from decodescope.trace.tables import CANDIDATE, ENDING, FILTER, NODE, STAGE, TENSOR
+from decodescope.trace.tables import (
+    CANDIDATE,
+    ENDING,
+    FILTER,
+    NODE,
+    NOTE,
+    PROMPT_TOKEN,
+    RUN,
+    SETTING,
+    STAGE,
+    STOP,
+    TENSOR,
+    VERSION,
+    Row,
+    Table,
+)
 from decodescope.trace.tensors import SavedTensor, block_file, write_block
 
+_FilterKey = tuple[str, str]
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 # SQLite says FULL for ENOSPC alone; a quota or a file size limit is a refused write to it.
 _FULL_SQLITE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
@@ -46,7 +55,7 @@ class TraceWriter:
         self._connection = connection
         self._nodes: set[int | None] = {None}
         self._last: int | None = None
-        self._filters: dict[FilterKey, int] = {}
+        self._filters: dict[_FilterKey, int] = {}
         self._blocks = 0
 
     @classmethod
@@ -56,7 +65,7 @@ class TraceWriter:
         Raises InputError when the folder is in use, is a file or cannot be written; ResourceError when
         the disk is full.
         """
-        rows = run_rows(run)
+        rows = _run_rows(run)
         writer = cls(folder, _connect(folder))
         try:
             with writer._transaction() as connection:
@@ -79,11 +88,14 @@ class TraceWriter:
             raise ValueError(f"node {step.node} under {step.parent} comes out of order")
         filters = self._new_filters(step.stages)
         known = self._filters | filters
+        stages = [
+            (step.node, i, known[_filter_key(stage)], *STAGE.kept(stage)) for i, stage in enumerate(step.stages)
+        ]
         with self._transaction() as connection:
             connection.executemany(FILTER.insert, [(number, *key) for key, number in filters.items()])
-            connection.execute(NODE.insert, node_row(step))
-            connection.executemany(CANDIDATE.insert, candidate_rows(step))
-            connection.executemany(STAGE.insert, stage_rows(step, known))
+            connection.execute(NODE.insert, NODE.kept(step))
+            connection.executemany(CANDIDATE.insert, _rows(CANDIDATE, step.candidates, step.node))
+            connection.executemany(STAGE.insert, stages)
         # Only what is committed is known: an interrupt may have rolled the step back.
         self._filters = known
         self._nodes.add(step.node)
@@ -102,7 +114,9 @@ class TraceWriter:
         except OSError as fault:
             raise self._broken(fault) from fault
         with self._transaction() as connection:
-            connection.executemany(TENSOR.insert, tensor_rows(block, entries))
+            connection.executemany(
+                TENSOR.insert, [(block, t.name, t.node, t.dtype, json.dumps(t.shape), t.bytes) for t in entries]
+            )
         self._blocks = block
 
     def finish(self, end: End) -> None:
@@ -110,7 +124,7 @@ class TraceWriter:
         try:
             if not self.failed:
                 with self._transaction() as connection:
-                    connection.execute(ENDING.insert, end_row(end))
+                    connection.execute(ENDING.insert, (1, *ENDING.kept(end)))
         finally:
             self.close()
 
@@ -135,8 +149,8 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _new_filters(self, stages: tuple[Stage, ...]) -> dict[FilterKey, int]:
-        fresh = [key for key in dict.fromkeys(map(filter_key, stages)) if key not in self._filters]
+    def _new_filters(self, stages: tuple[Stage, ...]) -> dict[_FilterKey, int]:
+        fresh = [key for key in dict.fromkeys(map(_filter_key, stages)) if key not in self._filters]
         return {key: number for number, key in enumerate(fresh, len(self._filters) + 1)}
 
     @contextmanager
@@ -166,42 +180,54 @@ class TraceWriter:
 def read_trace(folder: Path) -> Trace:
     """The run in a folder, whether it has ended, is still being written, or was killed.
 
-    Without an end record the end is put together from the steps, finish reason `interrupted`; `End.trace`
-    is `folder`. Raises InputError when the folder holds no run, a newer one, or a damaged one.
+    Without an end record the end is what `end_of` says of the branch of the last step, finish reason
+    `interrupted`; `End.trace` is `folder`. Raises InputError when the folder holds no run, a newer one, or a
+    damaged one.
     """
     with opened(folder) as reader:
         run = reader.run()
         if run is None:
             raise InputError("trace.empty", path=folder)
-        steps = reader.steps()
-        end = reader.end(str(folder))
-    return Trace(run, steps, end or _interrupted(run, steps, folder))
+        trace = Trace(run, reader.steps())
+        trace.end = reader.end(trace.steps, str(folder))
+    if trace.end is None:
+        trace.end = replace(end_of(run, trace.path(), "interrupted"), trace=str(folder))
+    return trace
 
 
 def saved_tensors(folder: Path) -> list[SavedTensor]:
     """The index of the tensors saved with a run. Raises InputError as `read_trace` does."""
     with opened(folder) as reader:
-        return [
-            SavedTensor(block_file(block), name, node, dtype, reader.shape(shape), size)
-            for block, name, node, dtype, shape, size in reader.rows(TENSOR)
-        ]
+        return [SavedTensor(block_file(block), *values) for block, *values in reader.rows(TENSOR)]
 
 
-def _interrupted(run: Run, steps: list[Step], folder: Path) -> End:
-    """What can be said from the steps alone; None where they do not tell."""
-    path = path_to(steps, steps[-1].node) if steps else []
-    decode_s = sum(step.timing.total_s for step in path[1:])
-    return End(
-        finish_reason="interrupted",
-        stop_token_id=None,
-        text="".join(step.delta_text for step in path),
-        prompt_tokens=len(run.prompt_tokens),
-        new_tokens=len(path),
-        ttft_s=steps[0].timing.forward_s + steps[0].timing.sample_s if steps else None,
-        decode_tokens_per_s=(len(path) - 1) / decode_s if decode_s > 0 else None,
-        peak_rss_bytes=max((step.memory.rss_bytes for step in steps), default=None),
-        trace=str(folder),
-    )
+def _run_rows(run: Run) -> dict[Table, list[Row]]:
+    """The rows of everything known before the first step."""
+    stops = [(token_id, None) for token_id in run.stop_ids] + [(None, text) for text in run.stop_strings]
+    return {
+        RUN: [(1, *RUN.kept(run))],
+        SETTING: [(i, _value_type(each), *SETTING.kept(each)) for i, each in enumerate(run.settings)],
+        STOP: [(i, *stop) for i, stop in enumerate(stops)],
+        VERSION: [(i, *version) for i, version in enumerate(run.versions.items())],
+        NOTE: list(enumerate(run.notes)),
+        PROMPT_TOKEN: _rows(PROMPT_TOKEN, run.prompt_tokens),
+    }
+
+
+def _rows(table: Table, records: Sequence[Any], *key: int) -> list[Row]:
+    """Records in their order, numbered after `key`."""
+    return [(*key, ordinal, *kept) for ordinal, kept in enumerate(map(table.kept, records))]
+
+
+def _value_type(setting: Setting) -> str:
+    if isinstance(setting.value, float) and not math.isfinite(setting.value):
+        raise ValueError(f"setting {setting.name} is not a finite number")
+    return type(setting.value).__name__
+
+
+def _filter_key(stage: Stage) -> _FilterKey:
+    """What makes two stages of different steps the same filter: name and settings, these as JSON."""
+    return stage.name, json.dumps(stage.settings, ensure_ascii=False, allow_nan=False)
 
 
 def _connect(folder: Path) -> sqlite3.Connection:

@@ -1,88 +1,176 @@
-"""The tables of a run as the code sees them: columns in order, what each may hold, what orders the rows.
+"""The tables of a run as the code sees them: columns, what each may hold, what of a record each keeps."""
 
-NaN is kept as NULL in the `real` columns, which always hold a measurement, so that SQL's averages skip it.
-"""
-
+import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple, get_args
+
+from decodescope.trace.records import FinishReason
 
 Row = tuple[Any, ...]
 MISSING = type(None)
-# What each kind of column may hold in a sound file.
-TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,), "int?": (int, MISSING), "text": (str,), "text?": (str, MISSING),
-    "real": (float, MISSING), "real?": (float, MISSING), "any": (int, float, str, MISSING),
-}  # fmt: skip
+
+
+class Column(NamedTuple):
+    """A column; `field` is the attribute of the record that it keeps (`kv.tokens`: of an inner record)."""
+
+    name: str
+    kind: str
+    field: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table's columns as `name:kind` words; the first `key` of them order it and are unique."""
+    """A table's columns as `name:kind` words, or `name:kind=field` where the record says it otherwise.
+
+    The first `key` columns order the rows and are unique; the first `given` ones are of no record.
+    """
 
     name: str
     spec: str
     key: int = 1
+    given: int = 1
 
     @cached_property
-    def columns(self) -> tuple[tuple[str, str], ...]:
-        """(name, kind) of each column."""
-        pairs = (word.partition(":") for word in self.spec.split())
-        return tuple((name, kind) for name, _, kind in pairs)
+    def columns(self) -> tuple[Column, ...]:
+        """All columns in the order of `spec`."""
+        return tuple(map(_column, self.spec.split()))
 
     @cached_property
     def insert(self) -> str:
         """The INSERT statement, a placeholder for every column."""
         marks = ", ".join("?" * len(self.columns))
-        return f"INSERT INTO {self.name} ({self._names(len(self.columns))}) VALUES ({marks})"
+        return f"INSERT INTO {self.name} ({_names(self.columns)}) VALUES ({marks})"
 
     @cached_property
     def select(self) -> str:
         """The SELECT statement for all rows in key order."""
-        return f"SELECT {self._names(len(self.columns))} FROM {self.name} ORDER BY {self._names(self.key)}"
+        return f"SELECT {_names(self.columns)} FROM {self.name} ORDER BY {_names(self.columns[: self.key])}"
 
-    def _names(self, count: int) -> str:
-        return ", ".join(name for name, _ in self.columns[:count])
+    @cached_property
+    def kept(self) -> Callable[[Any], Row]:
+        """What a row keeps of a record: all columns after the `given` ones."""
+        return attrgetter(*(column.field for column in self.columns[self.given :]))
 
+    def fields(self, row: Row) -> dict[str, Any]:
+        """The record's fields from a row, those of an inner record as a dictionary of their own."""
+        found: dict[str, Any] = {}
+        for column, value in zip(self.columns[self.given :], row[self.given :], strict=True):
+            outer, _, inner = column.field.partition(".")
+            if inner:
+                found.setdefault(outer, {})[inner] = value
+            else:
+                found[outer] = value
+        return found
+
+
+def _column(word: str) -> Column:
+    name, _, rest = word.partition(":")
+    kind, _, field = rest.partition("=")
+    return Column(name, kind, field or name)
+
+
+def _names(columns: tuple[Column, ...]) -> str:
+    return ", ".join(column.name for column in columns)
+
+
+class Kind(NamedTuple):
+    """What a column may hold in a sound file, and how it is read: ValueError for what makes no sense."""
+
+    types: tuple[type, ...]
+    read: Callable[[Any], Any] | None = None
+
+
+def _hex(text: str) -> str:
+    bytes.fromhex(text)
+    return text
+
+
+def _reason(text: str) -> str:
+    if text not in get_args(FinishReason):
+        raise ValueError(text)
+    return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    settings = json.loads(text)
+    json.dumps(settings, allow_nan=False)
+    if not isinstance(settings, dict):
+        raise ValueError(text)
+    return settings
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = json.loads(text)
+    if not isinstance(sizes, list) or any(type(size) is not int for size in sizes):
+        raise ValueError(text)
+    return tuple(sizes)
+
+
+def _measurement(value: float | None) -> float:
+    """NaN is kept as NULL, so that SQL's averages skip it."""
+    return math.nan if value is None else value
+
+
+KINDS = {
+    "int": Kind((int,)),
+    "int?": Kind((int, MISSING)),
+    "text": Kind((str,)),
+    "text?": Kind((str, MISSING)),
+    "real": Kind((float, MISSING), _measurement),
+    "real?": Kind((float, MISSING)),
+    "any": Kind((int, float, str, MISSING)),
+    "flag": Kind((int,), bool),
+    "hex": Kind((str,), _hex),
+    "reason": Kind((str,), _reason),
+    "object": Kind((str,), _object),
+    "shape": Kind((str,), _shape),
+}
 
 RUN = Table(
     "run",
     "id:int model:text source:text path:text revision:text? sha256:text? architecture:text dtype:text"
-    " device:text attention:text use_cache:int prompt_text:text max_new_tokens:int kv_bytes_per_token:int"
+    " device:text attention:text use_cache:flag prompt_text:text max_new_tokens:int kv_bytes_per_token:int"
     " vocabulary:int started_at:text",
 )
-SETTING = Table("setting", "ordinal:int name:text value:any value_type:text origin:text")
+SETTING = Table("setting", "ordinal:int value_type:text name:text value:any origin:text", given=2)
 STOP = Table("stop", "ordinal:int token_id:int? string:text?")
 VERSION = Table("version", "ordinal:int name:text version:text")
 NOTE = Table("note", "ordinal:int text:text")
 PROMPT_TOKEN = Table(
     "prompt_token",
-    "ordinal:int position:int token_id:int text:text bytes_hex:text role:text injected:int partial:int",
+    "ordinal:int position:int token_id:int text:text bytes_hex:hex role:text injected:flag partial:flag",
 )
 NODE = Table(
     "node",
-    "id:int parent_id:int? step:int position:int token_id:int text:text bytes_hex:text"
-    " delta_text:text forced:int rank:int"
-    " logprob_nats:real prob:real prob_final:real entropy_nats:real margin_logits:real kv_tokens:int"
-    " kv_used_bytes:int kv_allocated_bytes:int forward_s:real sample_s:real total_s:real rss_bytes:int"
-    " device_bytes:int?",
+    "id:int=node parent_id:int?=parent step:int position:int token_id:int text:text bytes_hex:hex"
+    " delta_text:text forced:flag rank:int"
+    " logprob_nats:real prob:real prob_final:real entropy_nats:real margin_logits:real"
+    " kv_tokens:int=kv.tokens kv_used_bytes:int=kv.used_bytes kv_allocated_bytes:int=kv.allocated_bytes"
+    " forward_s:real=timing.forward_s sample_s:real=timing.sample_s total_s:real=timing.total_s"
+    " rss_bytes:int=memory.rss_bytes device_bytes:int?=memory.device_bytes",
+    given=0,
 )
 CANDIDATE = Table(
     "candidate",
-    "node_id:int ordinal:int rank:int token_id:int text:text bytes_hex:text"
+    "node_id:int ordinal:int rank:int token_id:int text:text bytes_hex:hex"
     " logit:real prob_raw:real prob_final:real removed_by:text?",
     key=2,
+    given=2,
 )
-FILTER = Table("sampler_filter", "id:int name:text settings:text")
+FILTER = Table("sampler_filter", "id:int name:text settings:object")
 STAGE = Table(
-    "stage", "node_id:int ordinal:int filter_id:int survivors:int kept_mass:real entropy_nats:real", key=2
+    "stage",
+    "node_id:int ordinal:int filter_id:int survivors:int kept_mass:real entropy_nats:real",
+    key=2,
+    given=3,
 )
-TENSOR = Table("tensor", "block:int name:text node_id:int? dtype:text shape:text bytes:int", key=2)
+TENSOR = Table("tensor", "block:int name:text node_id:int? dtype:text shape:shape bytes:int", key=2)
 ENDING = Table(
     "ending",
-    "id:int finish_reason:text stop_token_id:int? text:text prompt_tokens:int new_tokens:int ttft_s:real?"
-    " decode_tokens_per_s:real? peak_rss_bytes:int? error:text? stop_string:text?",
+    "id:int finish_reason:reason stop_token_id:int? text:text prompt_tokens:int new_tokens:int ttft_s:real?"
+    " decode_tokens_per_s:real? peak_rss_bytes:int? error:text? stop_string:text? node_id:int?=node",
 )
-TABLES = (
-    RUN, SETTING, STOP, VERSION, NOTE, PROMPT_TOKEN, NODE, CANDIDATE, FILTER, STAGE, TENSOR, ENDING,
-)  # fmt: skip
