@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: a busy machine must not slow the tests down
+
 import pytest
 import torch
 import transformers

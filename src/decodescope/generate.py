@@ -10,7 +10,7 @@ Several prompts decode as one left-padded batch; a row that ends leaves the batc
 token may be replaced or taken back (`replace`, `rewind`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -74,6 +74,7 @@ class Decoding:
         self._width = max(map(len, prompts))
         self._device = model.lm_head.weight.device
         self._logits: Tensor | None = None  # B V, of the active rows
+        self.on_prefill: Callable[[int, int], None] | None = None  # told (positions done, positions in all)
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -92,6 +93,8 @@ class Decoding:
             return
         for part in torch.split(ids, self.limits.prefill_chunk, dim=1):
             self._logits = self.model(part, self.cache, padding)[:, -1]
+            if self.on_prefill and ids.shape[1] > 1:
+                self.on_prefill(self.cache.length, self._width)
 
     def choose(self) -> list[Decoded]:
         """Choose one token for every active row; rows that end leave the batch. Needs `forward` first."""

@@ -23,9 +23,10 @@ from decodescope.text.messages import Message, read_messages, read_prompts, with
 from decodescope.text.stream import StopStrings
 from decodescope.text.tokenizer import open_tokenizer
 from decodescope.trace.records import Run, Trace
-from decodescope.trace.store import TraceWriter
+from decodescope.trace.store import TraceWriter, refuse_used
 
 DEFAULT_CANDIDATES = 50
+MOST_THREADS = 1024
 Prompts = list[Prompt]
 
 
@@ -84,8 +85,8 @@ class Session:
 
         `threads` is torch's number of threads, for the whole process. Raises InputError.
         """
-        if threads is not None and threads < 1:
-            raise InputError("threads", value=threads)
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise InputError("threads", value=threads, most=MOST_THREADS)
         if threads is not None:
             torch.set_num_threads(threads)
         if dtype is not None:
@@ -120,7 +121,7 @@ class Session:
             self.prompt(entry, chat=chat, system=system)
             if isinstance(entry, str)
             else self.chat(with_system(entry, system))
-            for entry in read_prompts(path)
+            for entry in read_prompts(path, messages=chat is not False)
         ]
 
     def run(self, prompt: str | Prompt, *, options: RunOptions | None = None, **changes: Any) -> Trace:
@@ -132,8 +133,11 @@ class Session:
             pass
         return live.traces[0]
 
-    def start(self, prompts: Sequence[Prompt], options: RunOptions) -> LiveRun:
-        """Prepare a run of one prompt, or of several as one batch. Raises InputError before any work is done."""
+    def start(self, prompts: Sequence[Prompt], options: RunOptions, progress: Progress | None = None) -> LiveRun:
+        """Prepare a run of one prompt, or of several as one batch. Raises InputError before any work is done.
+
+        `progress` is told (positions done, positions in all) while a long prompt is read.
+        """
         params = resolve(options.sampling, self.settings if options.checkpoint_settings else None)
         allowed = self._allowed_tokens(prompts, options)
         samplers = [Sampler(params) for _ in prompts]
@@ -146,6 +150,7 @@ class Session:
         rows = zip(runs, writers, strict=True)
         recorders = [RowRecorder(run, self.tokenizer, self._spell, options.candidates, w) for run, w in rows]
         decoding = Decoding(self.model, [prompt.ids for prompt in prompts], samplers, limits)
+        decoding.on_prefill = progress
         return LiveRun(decoding, recorders, options.keep_logits)
 
     def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
@@ -178,6 +183,5 @@ def _writers(save: Path | str | None, runs: Sequence[Run]) -> list[TraceWriter |
     folder = Path(save)
     if len(runs) == 1:
         return [TraceWriter.create(folder, runs[0])]
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError("trace.not_empty", path=folder)
+    refuse_used(folder)
     return [TraceWriter.create(folder / f"{row:04d}", run) for row, run in enumerate(runs)]

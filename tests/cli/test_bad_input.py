@@ -57,6 +57,8 @@ def refused(outcome, *words: str) -> None:
         (("--device", "cuda:7"), "cuda:7"),
         (("--engine", "vllm"), "native"),
         (("--threads", "0"), "threads"),
+        (("--threads", "100000"), "1024"),
+        (("--top-k", "99999999999999999999999"), "2147483647"),
         (("--keep", "everything", "--save", "x"), "logits"),
         (("--keep", "logits"), "--save"),
         (("--stop", ""), "stop"),
@@ -156,6 +158,20 @@ def test_a_prompt_that_is_no_utf8_is_refused(program, tiny):
 @pytest.mark.parametrize("mode", ["--chat", "--raw"])
 def test_an_empty_prompt_is_refused(cli, tiny, mode):
     refused(cli("run", "", "-m", tiny, mode))
+
+
+def test_raw_conversations_are_refused(cli, tiny, tmp_path):
+    (tmp_path / "m.json").write_text('[{"role": "user", "content": "a"}]')
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}')
+    refused(cli("run", "--messages", tmp_path / "m.json", "-m", tiny, "--raw"), "--raw")
+    refused(cli("tokens", "--messages", tmp_path / "m.json", "-m", tiny, "--raw"), "--raw")
+    refused(cli("run", "--prompts", tmp_path / "p.jsonl", "-m", tiny, "--raw"), "--raw")
+
+
+def test_an_export_never_overwrites_its_run(cli, tiny, tmp_path):
+    cli(*RUN, "-m", tiny, "--save", tmp_path / "run")
+    refused(cli("export", tmp_path / "run", "-o", tmp_path / "run" / "trace.db"), "run folder")
+    assert len(read_trace(tmp_path / "run").steps) == 1
 
 
 def test_no_prompt_or_two_are_refused(cli, tiny, tmp_path):

@@ -68,9 +68,8 @@ def test_one_step_can_be_shown(cli, tiny, tmp_path):
 def test_the_block_of_a_step_tells_token_probability_entropy_cache_and_time(cli, tiny):
     out = cli("run", "Hi", "-m", tiny, "-n", "1", "--ignore-eos", "--candidates", "3").out
     headline = next(line for line in out.splitlines() if line.startswith("step 0 "))
-    assert re.search(
-        r"p [\d.e-]+ % · rank 1 · entropy [\d.]+ nats · KV \d+ tokens, .+ · forward [\d.]+ ms", headline
-    )
+    assert re.search(r"p [\d.<>]+ % · rank 1 · entropy [\d.]+ nats", headline)
+    assert re.search(r"\n    KV \d+ tokens, .+ · forward [\d.]+ ms, step [\d.]+ ms\n", out)
     bars = [line for line in out.splitlines() if re.match(r"^   [▶ ] +\d+ ", line)]
     assert len(bars) == 3 and bars[0].startswith("   ▶  1 ")
 
@@ -185,3 +184,46 @@ def test_a_reader_that_goes_away_is_no_fault(tiny):
     command = f"{sys.executable} -m decodescope run Hi -m {tiny} -n 200 --ignore-eos --json | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
+
+
+def test_a_batch_tells_the_model_once_and_settings_and_ids_of_each_row(cli, tiny, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Hi\nyou\n")
+    out = cli(
+        "run", "-m", tiny, "--prompts", tmp_path / "prompts.txt", "-n", "1", "--temperature", "0", "--seed", "3"
+    ).out
+    assert out.count("sha256") == 1
+    assert out.count("! temperature 0 means greedy") == 2 and out.count("\nids [") == 2
+
+
+def test_a_batch_of_one_lies_in_a_numbered_folder_too(cli, tiny, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Hi\n")
+    cli("run", "-m", tiny, "--prompts", tmp_path / "prompts.txt", "-n", "1", "--save", tmp_path / "runs")
+    assert len(read_trace(tmp_path / "runs" / "0000").steps) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_utf_8_whatever_the_streams_encoding(program, tiny, encoding):
+    done = program("tokens", "é😀", "-m", tiny, "--json", PYTHONIOENCODING=encoding)
+    assert json.loads(done.out)["text"] == "é😀"
+
+
+@pytest.mark.parametrize("command", ["run Hi -n 1", "run Hi -n 1 --json", "tokens Hi", "model"])
+def test_a_full_device_is_one_sentence(tiny, command):
+    line = f"{sys.executable} -m decodescope {command} -m {tiny} > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("decodescope: error: The output could not be written")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("closing", "code"), [(">&-", 0), ("<&-", 0), ("--step <&-", 0)])
+def test_closed_streams_are_no_fault(tiny, closing, code):
+    line = f"{sys.executable} -m decodescope run Hi -n 2 -m {tiny} {closing}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_no_line_of_a_step_is_wider_than_a_terminal(cli, tiny):
+    out = cli("run", "Hi", "-m", tiny, "-n", "2", "--ignore-eos", "--temperature", "1", "--seed", "1").out
+    steps = out[out.index("step 0") : out.index("answer")]
+    assert max(map(len, steps.splitlines())) <= 80

@@ -33,9 +33,10 @@ def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
+torch.set_num_threads(int(sys.argv[3]))
 torch.ones(64, 64) @ torch.ones(64, 64)
 before = kilobytes("VmRSS:")
-model, _ = load_model(Path(sys.argv[1]), "float32")
+model, _ = load_model(Path(sys.argv[1]), sys.argv[2])
 print(kilobytes("VmHWM:") - before, kilobytes("VmRSS:") - before)
 """
 
@@ -44,9 +45,10 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-def growth(path: Path, script: str = MEASURE) -> tuple[int, int]:
+def growth(path: Path, script: str = MEASURE, dtype: str = "float32", threads: int = 2) -> tuple[int, int]:
     """Bytes by which the process grew at its peak, and after loading."""
-    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script, path, dtype, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak, after = (int(number) * 1024 for number in done.stdout.split())
     return peak, after
 
@@ -103,11 +105,14 @@ def packed(tmp_path_factory) -> Path:
 
 
 @needs_proc
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["folder", "packed"])
-def test_peak_memory_is_the_weights_and_at_most_twice_the_largest_tensor(kind, request):
-    peak, after = growth(request.getfixturevalue(kind))
-    assert after > 0.95 * WEIGHTS  # they were really loaded
-    assert peak < WEIGHTS + 2 * LARGEST
+def test_peak_memory_is_the_weights_and_at_most_twice_the_largest_tensor(kind, dtype, threads, request):
+    peak, after = growth(request.getfixturevalue(kind), dtype=dtype, threads=threads)
+    weights = WEIGHTS if dtype == "float32" else WEIGHTS // 2
+    assert after > 0.95 * weights  # they were really loaded
+    assert peak < weights + 2 * LARGEST
 
 
 @needs_proc

@@ -94,3 +94,8 @@ def test_the_highest_are_those_of_a_stable_sort(values, count):
 def test_the_first_candidate_is_the_argmax_in_a_tie():
     choice, summary = summary_of(torch.tensor([1.0, 5.0, 5.0]))
     assert choice.token_id == summary.candidates[0].token_id == 1
+
+
+def test_a_distribution_of_enormous_logits_is_certain():
+    measured = Distribution.of(np.array([3e38, -3e38, 0.0], dtype=np.float32))
+    assert measured.entropy_nats == 0

@@ -114,7 +114,7 @@ def test_a_checkpoints_seed_is_not_a_setting():
 def test_an_impossible_value_in_the_checkpoint_is_refused_by_name():
     with pytest.raises(InputError) as caught:
         resolve({}, {**QWEN, "top_k": "many"})
-    assert caught.value.key == "sampling.not_whole"
+    assert caught.value.key == "sampling.checkpoint"
     assert "top_k" in str(caught.value) and "many" in str(caught.value)
 
 
@@ -142,7 +142,7 @@ def test_a_bad_value_has_its_own_sentence(name, value, key):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", 100), ("temperature", 1e-30), ("top_p", 1), ("top_p", 1e-9), ("top_k", 10**40), ("min_p", 1), ("min_p", 0),
+    [("temperature", 100), ("temperature", 1e-30), ("top_p", 1), ("top_p", 1e-9), ("top_k", 2**31 - 1), ("min_p", 1), ("min_p", 0),
      ("repetition_penalty", 1e-3), ("presence_penalty", -100), ("no_repeat_ngram_size", 1), ("seed", (1 << 63) - 1), ("seed", 0)],
 )  # fmt: skip
 def test_the_edges_of_each_range_are_inside(name, value):
@@ -187,3 +187,13 @@ def test_a_file_that_is_no_object_is_refused(tmp_path, content):
     with pytest.raises(InputError) as caught:
         read_checkpoint_settings(tmp_path)
     assert caught.value.key == "config.not_json" and "generation_config.json" in str(caught.value)
+
+
+def test_what_a_checkpoint_asks_for_and_does_not_get_is_told():
+    asked = {"do_sample": True, "typical_p": 0.5, "num_beams": 4, "epsilon_cutoff": 0.0, "top_h": None}
+    assert resolve({}, asked).notes == ("note.checkpoint_ignored:num_beams, typical_p",)
+
+
+def test_a_bad_value_of_the_checkpoint_names_its_file():
+    with pytest.raises(InputError, match=r"generation_config\.json.*temperature"):
+        resolve({}, {"do_sample": True, "temperature": "hot"})

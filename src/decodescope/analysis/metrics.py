@@ -43,7 +43,7 @@ def run_metrics(run: Run, steps: Sequence[Step]) -> RunMetrics:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return sum(values) / len(values)
 
 
 def recent_text(steps: Sequence[Step]) -> str:

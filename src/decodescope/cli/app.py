@@ -3,6 +3,7 @@
 import typer
 
 import decodescope
+from decodescope.cli import options as o
 from decodescope.cli.model import model
 from decodescope.cli.pull import pull
 from decodescope.cli.run import run
@@ -25,6 +26,7 @@ for command in (run, tokens, model, pull, show, export):
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
+    lang: o.Lang = None,
     version: bool = typer.Option(False, "--version", help=t("help.version"), show_default=False),
 ) -> None:
     """Options of the program itself."""

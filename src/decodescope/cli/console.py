@@ -5,7 +5,15 @@ from functools import cache
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 from decodescope.cli.safe import visible
@@ -44,11 +52,16 @@ class StderrReport:
             self.close()
             err().print(Text(visible(text)), style="dim")
         elif err().is_terminal:
-            self._draw(text, *progress)
+            self._draw(text, *progress, DownloadColumn(), TransferSpeedColumn())
 
     def loading(self, done: int, total: int) -> None:
         """A step of loading the weights, in bytes."""
         self(t("run.loading"), (done, total))
+
+    def reading(self, done: int, total: int) -> None:
+        """A part of a long prompt is read, in positions."""
+        if err().is_terminal:
+            self._draw(t("run.reading"), done, total, MofNCompleteColumn())
 
     def __enter__(self) -> Self:
         return self
@@ -62,9 +75,9 @@ class StderrReport:
             self._progress.stop()
             self._progress = None
 
-    def _draw(self, text: str, done: int, total: int) -> None:
+    def _draw(self, text: str, done: int, total: int, *figures: ProgressColumn) -> None:
         if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            columns = (TextColumn("{task.description}"), BarColumn(), *figures)
             self._progress = Progress(*columns, console=err(), transient=True)
             self._progress.start()
             self._progress.add_task(visible(text), total=total)

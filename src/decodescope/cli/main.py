@@ -1,27 +1,32 @@
 """Entry point: choose the language, run a command, turn faults into one line and an exit code."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from itertools import pairwise
 
 from decodescope.cli.safe import visible
 from decodescope.errors import DecodescopeError, FindingError, InputError
 from decodescope.locale import LANGUAGES, set_language, translate
 
+_UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 EXIT_FINDING, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 fine, 1 a finding, 2 wrong use, 130 Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what a stream cannot write is escaped, not a crash
-            stream.reconfigure(errors="backslashreplace")
+    # Read when torch loads: threads that wait for each other sleep instead of spinning, which costs little alone
+    # and saves most of the time where another process wants the same cores (docs/log.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    _prepare_streams(json="--json" in arguments or arguments[:1] == ["export"])
     try:
         set_language(_language(arguments))
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except FindingError as fault:
         return _say(fault, EXIT_FINDING)
     except DecodescopeError as fault:
@@ -30,8 +35,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(translate("error.interrupted"), EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as fault:
+        if fault.errno not in _UNWRITABLE or fault.filename is not None:
+            raise
+        _drop_output()
+        return _say(translate("error.output", reason=fault.strerror or fault), EXIT_USAGE)
+
+
+def _prepare_streams(json: bool) -> None:
+    """Closed streams lead nowhere; JSON is UTF-8 whatever the locale; else the unwritable is escaped."""
+    sys.stdout = sys.stdout or StringIO()
+    sys.stderr = sys.stderr or StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if json and isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+
+
+def _drop_output() -> None:
+    """What is still buffered can go nowhere; not even a complaint at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,17 +1,28 @@
 """`decodescope run`: watch a model choose every token."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from decodescope.cli import options as o
-from decodescope.cli.console import StderrReport, out
-from decodescope.cli.run_view import SHOWN_CANDIDATES, content_text, draw_header, draw_step, draw_summary
+from decodescope.cli.console import StderrReport, line, out
+from decodescope.cli.run_view import (
+    SHOWN_CANDIDATES,
+    content_text,
+    draw_header,
+    draw_ids,
+    draw_model,
+    draw_settings,
+    draw_step,
+    draw_summary,
+)
 from decodescope.cli.safe import token_text
 from decodescope.cli.stepping import Stepper
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text, record_line
 from decodescope.trace.records import Step, Trace
+from decodescope.trace.store import refuse_used
 
 if TYPE_CHECKING:
     from decodescope.live import LiveRun
@@ -60,7 +71,10 @@ def run(
             model, dtype=dtype, device=device, threads=threads, report=report, progress=report.loading
         )
     ready = _ready_prompts(session, given)
-    live = session.start(ready, run_options)
+    if prompts is not None and save is not None and len(ready) == 1:
+        run_options = replace(run_options, save=save / "0000")  # the layout of a batch does not hang on its size
+    with StderrReport() as report:
+        live = session.start(ready, run_options, progress=report.reading)
     _follow(live, View(json, step, candidates or SHOWN_CANDIDATES, batch=prompts is not None))
 
 
@@ -78,8 +92,10 @@ def _check(given: dict[str, Any]) -> None:
         raise InputError("run.keep", value=given["keep"])
     if given["step"] and (given["prompts"] or given["json"]):
         raise InputError("run.step_alone")
-    if given["threads"] is not None and given["threads"] < 1:
-        raise InputError("threads", value=given["threads"])
+    if given["messages"] and given["chat"] is False:
+        raise InputError("run.raw_messages")
+    if given["save"]:
+        refuse_used(given["save"])
 
 
 def _run_options(given: dict[str, Any]) -> "RunOptions":
@@ -108,6 +124,8 @@ def _ready_prompts(session: "Session", given: dict[str, Any]) -> "Prompts":
 
 def read_prompt(argument: str) -> str:
     """The prompt on the command line, or standard input for `-`. Raises InputError where it is not UTF-8."""
+    if argument == "-" and sys.stdin is None:
+        raise InputError("prompt.no_stdin")
     try:
         if argument == "-":
             return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
@@ -125,11 +143,15 @@ class View:
         self.stepper = Stepper(candidates) if stepping else None
 
     def begin(self, traces: list[Trace]) -> None:
+        if self.batch and not self.json:
+            draw_model(traces[0].run)
         for row, trace in enumerate(traces):
             if self.json:
                 self._line(trace.run, row)
             elif self.batch:
-                out().print(t("run.row", row=row, text=content_text(trace.run)))
+                out().print(line((t("run.row", row=row, text=content_text(trace.run)), "bold")))
+                draw_settings(trace.run)
+                draw_ids(trace.run)
             else:
                 draw_header(trace.run)
 

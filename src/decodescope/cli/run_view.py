@@ -15,32 +15,42 @@ from decodescope.trace.records import Candidate, End, PromptToken, Run, Stage, S
 
 SHOWN_CANDIDATES = 5
 _BAR_CELLS = 24
+_BESIDE_BAR = 56  # cells of a candidate's line that are not the bar
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _TOKEN_CELLS = 16
-_TAIL_CELLS = 88
+_TAIL_CELLS = 76
 _SWITCHED_OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def draw_header(run: Run) -> None:
     """What is about to run, and the prompt as it goes in, token by token."""
-    loaded = {"architecture": run.architecture, "dtype": run.dtype, "device": run.device}
-    out().print(line((t("run.header.model", model=run.model, **loaded), "bold")))
-    out().print(
-        line(
-            t(
-                "run.header.origin",
-                source=translate_or(f"pull.source.{run.source}", run.source),
-                revision=run.revision or "-",
-            )
-        )
-    )
-    out().print(line(f"sha256 {run.sha256 or t('pull.not_hashed')}"))
-    out().print(line(t("run.header.settings", settings=_settings(run))))
-    for note in run.notes:
-        out().print(line(("! " + translate_or(note, note), "yellow")))
+    draw_model(run)
+    draw_settings(run)
     out().print(line((t("run.header.prompt", count=len(run.prompt_tokens)), "bold")))
     for row in _prompt_rows(run.prompt_tokens, out().width):
         out().print(row)
+    draw_ids(run)
+
+
+def draw_model(run: Run) -> None:
+    """Which model, and where it came from."""
+    loaded = {"architecture": run.architecture, "dtype": run.dtype, "device": run.device}
+    out().print(line((t("run.header.model", model=run.model, **loaded), "bold")))
+    source = translate_or(f"pull.source.{run.source}", run.source)
+    out().print(line(t("run.header.origin", source=source, revision=run.revision or "-")))
+    out().print(line(f"sha256 {run.sha256 or t('pull.not_hashed')}"))
+
+
+def draw_settings(run: Run) -> None:
+    """The sampling settings in force, and what the reader should know about them."""
+    out().print(line(t("run.header.settings", settings=_settings(run))))
+    for note in run.notes:
+        key, _, detail = note.partition(":")
+        out().print(line(("! " + translate_or(key, note).replace("{detail}", detail), "yellow")))
+
+
+def draw_ids(run: Run) -> None:
+    """The ids of the prompt."""
     ids = " ".join(str(token.token_id) for token in run.prompt_tokens)
     out().print(Text(f"{t('run.header.ids')} [{ids}]", style="dim"), soft_wrap=False)
 
@@ -54,7 +64,7 @@ def _settings(run: Run) -> str:
         off = _SWITCHED_OFF.get(setting.name, 0 if setting.name != "seed" else None)
         if setting.value != off or (setting.origin != "default" and not greedy):
             origin = translate_or(f"origin.{setting.origin.replace(' ', '_')}", setting.origin)
-            named.append(f"{setting.name} {setting.value} ({origin})")
+            named.append(t("run.setting", name=setting.name, value=setting.value, origin=origin))
     return " · ".join(named)
 
 
@@ -82,25 +92,28 @@ def draw_step(step: Step, recent: str, candidates: int = SHOWN_CANDIDATES) -> No
     for candidate in _shown(step, candidates):
         out().print(_candidate_line(candidate, candidate.token_id == step.token_id, final=bool(step.stages)))
     if step.stages:
-        out().print(line("    ", (" → ".join(map(_stage, step.stages)), "dim")))
+        out().print(Text("    " + " → ".join(map(_stage, step.stages)), "dim"), soft_wrap=False)
+    out().print(_costline(step))
     out().print(line("    ", (_tail(recent), "green")))
 
 
 def _headline(step: Step) -> Text:
-    timing, kv = step.timing, step.kv
     marks = f" {t('run.step.forced')}" if step.forced else ""
-    figures = t(
-        "run.step.figures",
-        prob=percent(step.prob),
-        entropy=number(step.entropy_nats),
-        rank=step.rank,
+    certainty = t("run.step.certainty", prob=percent(step.prob), rank=step.rank, entropy=number(step.entropy_nats))
+    place = t("run.step.number", step=step.step)
+    return line((f"{place}  ", "dim"), (token_text(step.text), "bold"), f"{marks}  ", (certainty, "dim"))
+
+
+def _costline(step: Step) -> Text:
+    timing, kv = step.timing, step.kv
+    cost = t(
+        "run.step.cost",
         tokens=kv.tokens,
         bytes=binary_bytes(kv.used_bytes),
         forward=milliseconds(timing.forward_s),
         total=milliseconds(timing.total_s),
     )
-    place = t("run.step.number", step=step.step)
-    return line((f"{place}  ", "dim"), (token_text(step.text), "bold"), f"{marks}  ", (figures, "dim"))
+    return line(("    " + cost, "dim"))
 
 
 def _stage(stage: Stage) -> str:
@@ -136,10 +149,11 @@ def _candidate_line(candidate: Candidate, chosen: bool, final: bool) -> Text:
 
 def _bar(share: float) -> str:
     """A bar in eighths of a cell."""
-    eighths = round(min(max(share, 0.0), 1.0) * _BAR_CELLS * 8)
+    cells = max(min(_BAR_CELLS, out().width - _BESIDE_BAR), 4)
+    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
     whole, rest = divmod(eighths, 8)
     bar = "█" * whole + (_EIGHTHS[rest] if rest else "")
-    return bar.ljust(_BAR_CELLS)
+    return bar.ljust(cells)
 
 
 def _fitted(text: str, cells: int) -> str:
@@ -183,16 +197,10 @@ def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, 
     yield t("run.summary.perplexity"), number(metrics.perplexity)
     if end.peak_rss_bytes is not None:
         yield t("run.summary.peak"), binary_bytes(end.peak_rss_bytes)
-    yield (
-        t("run.summary.cache"),
-        t(
-            "run.summary.cache_value",
-            tokens=metrics.cache_tokens,
-            measured=count(metrics.cache_bytes),
-            per_token=count(run.kv_bytes_per_token),
-            formula=count(metrics.cache_formula_bytes),
-        ),
-    )
+    tokens, per_token = metrics.cache_tokens, count(run.kv_bytes_per_token)
+    formula = count(metrics.cache_formula_bytes)
+    yield t("run.summary.cache"), t("run.summary.bytes", value=count(metrics.cache_bytes))
+    yield t("run.summary.formula"), t("run.summary.product", tokens=tokens, per_token=per_token, value=formula)
     if end.trace:
         yield t("run.summary.trace"), end.trace
 

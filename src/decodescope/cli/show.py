@@ -72,6 +72,8 @@ def export(folder: Folder, to: To = "jsonl", output: Output = None, lang: o.Lang
     if output is None:
         export_jsonl(trace, sys.stdout)
         return
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise InputError("export.inside", path=output)
     try:
         with output.open("w", encoding="utf-8") as stream:
             export_jsonl(trace, stream)

@@ -43,7 +43,7 @@ class Stepper:
     def _ask(self) -> str:
         try:
             return input(t("step.prompt") + " ").strip().lower()
-        except EOFError:
+        except (EOFError, RuntimeError):  # the input has ended, or was closed from the start
             return "q"
 
     def _picked(self, answer: str, step: Step) -> int | None:

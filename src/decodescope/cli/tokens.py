@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 def tokens(
     text: Annotated[str | None, o.prompt_argument("tokens.text")] = None,
     model: o.Model = "starter",
-    chat: o.Chat = False,
+    chat: o.Chat = None,
     system: o.System = None,
     messages: o.Messages = None,
     json: o.Json = False,
     lang: o.Lang = None,
 ) -> None:
     from decodescope.catalogue import tokenize
+
+    if messages is not None and chat is False:
+        raise InputError("run.raw_messages")
 
     if (text is None) == (messages is None):
         raise InputError("tokens.one_text")

@@ -18,6 +18,8 @@ from decodescope.model.weights import Weights, open_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DERIVED = re.compile(r".*rotary_emb\.inv_freq$")  # tables that old checkpoints carry along
+_FINITE_CHUNK = 1 << 18  # values
+_MOST_READERS = 4  # each has temporaries of its own
 _NAMED = 4  # how many tensors a fault lists by name
 
 Progress = Callable[[int, int], None]
@@ -119,24 +121,28 @@ def _read_all(weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
     """Every tensor in order, some being read ahead side by side, each by a thread of its own.
 
     Parallel regions inside the many small operations of unpacking would wait for the scheduler as soon as
-    another process is busy; whole tensors side by side do not.
+    another process is busy; whole tensors side by side do not. What is being read at once never exceeds twice
+    the largest tensor.
     """
     threads = torch.get_num_threads()
-    pending: deque[tuple[str, Future[Tensor]]] = deque()
+    readers = min(threads, _MOST_READERS)
+    shapes = list(weights.config.tensor_shapes())
+    room = 2 * max(math.prod(shape) for _, shape in shapes)
+    pending: deque[tuple[str, int, Future[Tensor]]] = deque()
     try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for name, _ in weights.config.tensor_shapes():
-                pending.append((name, pool.submit(_read_finite, weights, name, dtype)))
-                if len(pending) > threads:
+        with ThreadPoolExecutor(readers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for name, shape in shapes:
+                while len(pending) > readers or (pending and sum(p[1] for p in pending) + math.prod(shape) > room):
                     yield _next(pending)
+                pending.append((name, math.prod(shape), pool.submit(_read_finite, weights, name, dtype)))
             while pending:
                 yield _next(pending)
     finally:
         torch.set_num_threads(threads)
 
 
-def _next(pending: deque[tuple[str, Future[Tensor]]]) -> tuple[str, Tensor]:
-    name, future = pending.popleft()
+def _next(pending: deque[tuple[str, int, Future[Tensor]]]) -> tuple[str, Tensor]:
+    name, _, future = pending.popleft()
     return name, future.result()
 
 
@@ -166,8 +172,9 @@ def _equal_head(embedding: Tensor, weights: Weights, dtype: torch.dtype) -> bool
 
 
 def _refuse_nonfinite(weights: Weights, name: str, tensor: Tensor) -> None:
-    # A sum is finite only if every term is, and costs one pass without a temporary.
-    if bool(torch.isfinite(tensor.sum(dtype=torch.float32))):
+    # A sum is finite only if every term is; in pieces, because summing 16 bits in float32 makes a copy.
+    pieces = torch.split(tensor.view(-1), _FINITE_CHUNK)
+    if all(bool(torch.isfinite(piece.sum(dtype=torch.float32))) for piece in pieces):
         return
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:

@@ -80,7 +80,8 @@ class SafetensorsWeights:
                 raise InputError("checkpoint.dtype", path=file, name=name[:80], dtype=self.formats[name])
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        # Opened anew for each tensor: closing unmaps the pages, so that loading holds one tensor twice.
+        # Opened anew for each tensor: where the dtype changes, closing gives the pages of the original back;
+        # where it does not, the weights are the file's own mapped pages.
         with safe_open(self._file_of[name], framework="pt") as handle:
             tensor: Tensor = handle.get_tensor(name)
         return tensor.to(dtype)

@@ -17,6 +17,8 @@ from decodescope.trace.records import Candidate, Stage
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+_FAR_BELOW = np.float32(-1e4)  # nothing is left of exp() here, and 0 times this is 0, not NaN
+
 Spelling = Callable[[int], tuple[str, str]]  # token id -> (text, bytes in hexadecimal)
 
 
@@ -49,7 +51,8 @@ class Distribution:
         alive = _alive(logits, among)
         values = logits if alive is None else logits[alive]
         peak = float(values.max())
-        below = values - np.float32(peak)
+        with np.errstate(over="ignore"):
+            below = np.maximum(values - np.float32(peak), _FAR_BELOW)
         weights = np.exp(below)
         total = float(weights.sum(dtype=np.float64))
         below *= weights

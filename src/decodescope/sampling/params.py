@@ -33,6 +33,14 @@ _DEFAULTS: dict[str, float | int | None] = {
     "no_repeat_ngram_size": 0,
     "seed": None,
 }
+# What else a generation_config.json may ask for that changes the tokens, and the value that means no.
+_NOT_IMPLEMENTED: dict[str, Any] = {
+    "num_beams": 1, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "penalty_alpha": None,
+    "top_h": None, "encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "min_length": 0,
+    "min_new_tokens": None, "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None,
+    "sequence_bias": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None, "watermarking_config": None, "dola_layers": None,
+}  # fmt: skip
 _INTEGERS = ("top_k", "no_repeat_ngram_size", "seed")
 
 
@@ -55,7 +63,7 @@ class SamplingParams:
     seed: int | None = None
     order: tuple[str, ...] = TRANSFORMERS_ORDER
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # catalogue keys of things worth saying
+    notes: tuple[str, ...] = ()  # catalogue keys of things worth saying, some as `key:detail`
 
     def __post_init__(self) -> None:
         for name in _DEFAULTS:
@@ -90,16 +98,17 @@ class SamplingParams:
 
 
 _OFF = {**_DEFAULTS, "temperature": 1.0}
+_MOST = (1 << 31) - 1
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 100),
-    "top_k": (0, math.inf),
+    "top_k": (0, _MOST),
     "top_p": (0, 1),
     "min_p": (0, 1),
     "repetition_penalty": (0, 100),
     "presence_penalty": (-100, 100),
     "frequency_penalty": (-100, 100),
-    "no_repeat_ngram_size": (0, math.inf),
+    "no_repeat_ngram_size": (0, _MOST),
 }
 
 
@@ -124,6 +133,10 @@ def resolve(given: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = Non
     origins: dict[str, Origin] = {}
     for name, value in _of_checkpoint(checkpoint or {}).items():
         values[name], origins[name] = value, "checkpoint"
+    try:
+        SamplingParams(**values)
+    except InputError as fault:
+        raise InputError("sampling.checkpoint", reason=fault) from None
     for name, value in given.items():
         if value is not None:
             values[name], origins[name] = value, "command line"
@@ -156,4 +169,8 @@ def _notes(
         "note.filter_temperature": not greedy and "temperature" not in origins,
         "note.no_checkpoint_settings": checkpoint is not None and not _of_checkpoint(checkpoint),
     }
-    return tuple(key for key, holds in notes.items() if holds)
+    ignored = ", ".join(
+        n for n, off in _NOT_IMPLEMENTED.items() if (checkpoint or {}).get(n, off) not in (off, None)
+    )
+    about_ignored = ("note.checkpoint_ignored" + ":" + ignored,) if ignored else ()
+    return tuple(key for key, holds in notes.items() if holds) + about_ignored

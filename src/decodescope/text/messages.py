@@ -33,7 +33,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> list[Message
     return [{"role": "system", "content": system}, *rest]
 
 
-def read_prompts(path: Path) -> list[str | list[Message]]:
+def read_prompts(path: Path, *, messages: bool = True) -> list[str | list[Message]]:
     """A prompt a line: plain text, or in a .jsonl file `prompt` or `messages` objects; empty lines do not count.
 
     Raises InputError that names what is wrong and in which line.
@@ -45,7 +45,10 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
         raise InputError("chat.no_prompts", path=path)
     if path.suffix != ".jsonl":
         return [line for _, line in lines]
-    return [_json_prompt(path, number, line) for number, line in lines]
+    prompts = [_json_prompt(path, number, line) for number, line in lines]
+    if not messages and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InputError("run.raw_messages")
+    return prompts
 
 
 def _json_prompt(path: Path, number: int, line: str) -> str | list[Message]:

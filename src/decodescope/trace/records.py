@@ -56,7 +56,7 @@ class Run:
     vocabulary: int  # rows of the logits
     versions: dict[str, str]
     started_at: str  # ISO 8601, UTC
-    notes: tuple[str, ...] = ()  # things the reader should know (temperature 0 means greedy ...)
+    notes: tuple[str, ...] = ()  # things the reader should know: catalogue keys, some as `key:detail`
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,12 +230,17 @@ def _filter_key(stage: Stage) -> _FilterKey:
     return stage.name, json.dumps(stage.settings, ensure_ascii=False, allow_nan=False)
 
 
+def refuse_used(folder: Path) -> None:
+    """Raise InputError where a run folder could not be made because something is there already."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError("trace.not_empty", path=folder)
+
+
 def _connect(folder: Path) -> sqlite3.Connection:
     """Claim an empty folder and open a new database in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise InputError("trace.not_empty", path=folder)
+        refuse_used(folder)
         os.close(os.open(folder / DATABASE, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
         connection = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
     except (FileExistsError, NotADirectoryError) as fault:
