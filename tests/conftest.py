@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: a busy machine must not slow the tests down
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: a busy machine must not slow the tests down
 
 import pytest
 import torch

@@ -18,9 +18,9 @@ EXIT_FINDING, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 fine, 1 a finding, 2 wrong use, 130 Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Read when torch loads: threads that wait for each other sleep instead of spinning, which costs little alone
-    # and saves most of the time where another process wants the same cores (docs/log.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Read when torch loads: threads that wait for each other spin briefly, then sleep. Spinning on costs most of
+    # the speed as soon as another process wants the same cores (docs/log.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     _prepare_streams(json="--json" in arguments or arguments[:1] == ["export"])
     try:
         set_language(_language(arguments))
