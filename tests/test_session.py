@@ -201,7 +201,7 @@ except ResourceError as fault:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS; runs on Linux")
 def test_out_of_memory_in_mid_run_is_one_sentence_and_the_trace_stays(tmp_path):
     # A grown buffer takes 50 MB at once: more than an allocator keeps in reserve.
     wide = dict(num_attention_heads=8, num_key_value_heads=8, head_dim=512, max_position_embeddings=4096)

@@ -203,7 +203,8 @@ def test_a_full_or_foreign_folder_is_never_written_to(cli, tiny, tmp_path):
 
 
 @pytest.mark.skipif(
-    os.geteuid() == 0 and not Path("/proc").exists(), reason="needs a place that cannot be written"
+    os.geteuid() == 0 and not Path("/proc").exists(),
+    reason="needs a place that cannot be written; runs with /proc, or as any user but root",
 )
 def test_a_folder_that_cannot_be_written_is_refused(cli, tiny):
     refused(cli(*RUN, "-m", tiny, "--save", "/proc/decodescope/run"), "/proc/decodescope/run")
@@ -218,7 +219,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE; runs wherever there is one")
 def test_a_disk_that_fills_up_costs_no_recorded_step(tiny, tmp_path):
     arguments = ["run", "Hi", "-m", tiny, "-n", "400", "--ignore-eos", "--save", str(tmp_path / "run"), "--json"]
     done = subprocess.run(

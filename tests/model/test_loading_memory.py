@@ -41,7 +41,7 @@ print(kilobytes("VmHWM:") - before, kilobytes("VmRSS:") - before)
 """
 
 needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
+    not Path("/proc/self/status").exists(), reason="peak memory is read from /proc; runs on Linux"
 )
 
 

@@ -450,7 +450,7 @@ def test_a_full_disk_stops_the_run_once_and_keeps_its_steps(tmp_path):
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(mount)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
+        pytest.skip("mounting a small disk needs root; runs where the tests may mount")
     try:
         check_full(mount / "run", 0)
     finally:
