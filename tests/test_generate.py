@@ -135,3 +135,13 @@ def test_choosing_without_logits_is_refused(model):
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match="at least one id"):
         Decoding(model, [[]], [Sampler(DRAWN)], Limits(4))
+
+
+def test_reading_a_long_prompt_tells_how_far_it_is(model):
+    told: list[tuple[int, int]] = []
+    decoding = Decoding(
+        model, [prompt_of(10), prompt_of(3)], [Sampler(DRAWN), Sampler(DRAWN)], Limits(3, prefill_chunk=4)
+    )
+    decoding.on_prefill = lambda done, total: told.append((done, total))
+    run_to_end(decoding)
+    assert told == [(4, 10), (8, 10), (10, 10)]

@@ -73,9 +73,9 @@ def run(
     ready = _ready_prompts(session, given)
     if prompts is not None and save is not None and len(ready) == 1:
         run_options = replace(run_options, save=save / "0000")  # the layout of a batch does not hang on its size
+    view = View(json, step, candidates or SHOWN_CANDIDATES, batch=prompts is not None)
     with StderrReport() as report:
-        live = session.start(ready, run_options, progress=report.reading)
-    _follow(live, View(json, step, candidates or SHOWN_CANDIDATES, batch=prompts is not None))
+        _follow(session.start(ready, run_options, progress=report.reading), view)
 
 
 run.__doc__ = t("help.run")
@@ -96,6 +96,8 @@ def _check(given: dict[str, Any]) -> None:
         raise InputError("run.raw_messages")
     if given["save"]:
         refuse_used(given["save"])
+    if given["prompt"] is not None:
+        given["prompt"] = read_prompt(given["prompt"])
 
 
 def _run_options(given: dict[str, Any]) -> "RunOptions":
@@ -119,20 +121,21 @@ def _ready_prompts(session: "Session", given: dict[str, Any]) -> "Prompts":
         return session.prompts_from(given["prompts"], chat=given["chat"], system=given["system"])
     if given["messages"] is not None:
         return [session.conversation_from(given["messages"], system=given["system"])]
-    return [session.prompt(read_prompt(given["prompt"]), chat=given["chat"], system=given["system"])]
+    return [session.prompt(given["prompt"], chat=given["chat"], system=given["system"])]
 
 
 def read_prompt(argument: str) -> str:
-    """The prompt on the command line, or standard input for `-`. Raises InputError where it is not UTF-8."""
+    """The prompt on the command line, or standard input for `-`; InputError where it is empty or not UTF-8."""
     if argument == "-" and sys.stdin is None:
         raise InputError("prompt.no_stdin")
     try:
-        if argument == "-":
-            return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-        argument.encode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n") if argument == "-" else argument
+        text.encode("utf-8")
     except UnicodeError:
         raise InputError("prompt.not_utf8") from None
-    return argument
+    if not text:
+        raise InputError("text.empty_prompt")
+    return text
 
 
 class View:
