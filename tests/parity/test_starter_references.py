@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from decodescope import Session
 from decodescope.generate import Limits, generate
@@ -70,6 +71,20 @@ def test_logits_of_a_real_model_equal_within_1e_4(session, name):
     with torch.inference_mode():
         expected = recomputing(name).model(ids).logits
     torch.testing.assert_close(session.model(ids, every_logit=True), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["starter"])
+def test_16_bit_logits_of_a_real_model_are_bit_identical(session, name, dtype):
+    path = session.files.path
+    load = transformers.AutoModelForCausalLM.from_pretrained  # `.to(dtype)` would cast the rotary frequencies too
+    theirs = load(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)).eval()
+    ours = Session.open(name, dtype=dtype)
+    ids = torch.tensor([STORED["cases"][name][0]["prompt_ids"]])
+    with torch.inference_mode():
+        expected = theirs(ids).logits
+    assert torch.equal(ours.model(ids, every_logit=True), expected)
 
 
 @pytest.mark.parametrize(("name", "number"), RECOMPUTED, ids=str)
