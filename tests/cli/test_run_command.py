@@ -165,11 +165,12 @@ def test_a_run_that_is_stopped_loses_no_printed_step(tiny, tmp_path, end):
         # A shell's background job hands down an ignored SIGINT, which Python would respect.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    printed = wait_for_steps(process, 7)
-    os.kill(process.pid, end)
-    rest, err = process.communicate(timeout=60)
-    printed += rest.splitlines()
-    complete = [json.loads(line) for line in printed if line.rstrip().endswith("}")]
+    with process:
+        printed = wait_for_steps(process, 7)
+        os.kill(process.pid, end)
+        printed += process.stdout.readlines()  # communicate() would skip what readline() has read ahead
+        err = process.stderr.read()
+    complete = [json.loads(line) for line in printed if line.endswith("\n")]
     steps = [line for line in complete if line["type"] == "step"]
     trace = read_trace(tmp_path / "run")
     assert trace.token_ids[: len(steps)] == [s["token_id"] for s in steps]
