@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT := 用一句话解释什么是大语言模型
 
-.PHONY: demo test test-full lint format bench references schemas models clean
+.PHONY: demo test test-full lint format bench references schemas sites models clean
 
 demo: .venv/installed
 	$(BIN)/decodescope pull starter
@@ -23,6 +23,7 @@ lint: .venv/installed-dev
 	$(BIN)/mypy --python-version 3.13
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/make_schemas.py --check
+	$(BIN)/python scripts/make_sites.py --check
 	$(BIN)/hadolint Dockerfile
 
 format: .venv/installed-dev
@@ -31,6 +32,7 @@ format: .venv/installed-dev
 
 bench: .venv/installed-dev models
 	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/looking.py
 	$(BIN)/python benchmarks/start_up.py
 
 # The ids that tests compare with are transformers', stored by this and recomputed in part by every `make test`.
@@ -39,6 +41,10 @@ references: .venv/installed-dev models
 
 schemas: .venv/installed-dev
 	$(BIN)/python scripts/make_schemas.py
+
+# Measures every inner value against transformers and by hand, and writes docs/sites.md.
+sites: .venv/installed-dev models
+	$(BIN)/python scripts/make_sites.py
 
 # Third-party sources may vanish: tests that need a model which cannot be had are skipped and say so.
 models: .venv/installed-dev

@@ -11,6 +11,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from decodescope.catalogue import ModelCard, Pulled, Tokenization
+from decodescope.experiments.attention_records import AttentionReport
+from decodescope.experiments.cache_records import CacheReport
+from decodescope.experiments.forward_records import ForwardReport
+from decodescope.experiments.lens_records import LensReport
 from decodescope.trace.lines import NONFINITE, TYPES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
@@ -21,7 +25,15 @@ _NONFINITE = {"enum": list(NONFINITE)}
 def schemas() -> dict[str, dict[str, Any]]:
     """File name -> schema: every key is required, no other is allowed."""
     lines = {f"{name}-line.json": _line_schema(name, record) for name, record in TYPES.items()}
-    documents = {"tokens.json": Tokenization, "model.json": ModelCard, "pull.json": Pulled}
+    documents = {
+        "tokens.json": Tokenization,
+        "model.json": ModelCard,
+        "pull.json": Pulled,
+        "kv.json": CacheReport,
+        "lens.json": LensReport,
+        "attention.json": AttentionReport,
+        "forward.json": ForwardReport,
+    }
     return lines | {name: _document_schema(name, record) for name, record in documents.items()}
 
 
@@ -74,6 +86,8 @@ def _make_strict(definition: dict[str, Any]) -> None:
 
 def _with_nonfinite(value: dict[str, Any]) -> dict[str, Any]:
     """A number that JSON cannot hold is written as its name; see docs/trace-format.md."""
+    if "items" in value:
+        return value | {"items": _with_nonfinite(value["items"])}
     options = value.get("anyOf", [value])
     if {"type": "number"} not in [{"type": option.get("type")} for option in options]:
         return value

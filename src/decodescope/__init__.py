@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decodescope.errors import DecodescopeError, InputError
     from decodescope.live import LiveRun
-    from decodescope.session import RunOptions, Session
+    from decodescope.options import RunOptions
+    from decodescope.session import Session
     from decodescope.trace.records import Step, Trace
     from decodescope.trace.store import read_trace
 
@@ -23,7 +24,7 @@ _HOMES = {
     "DecodescopeError": "decodescope.errors",
     "InputError": "decodescope.errors",
     "LiveRun": "decodescope.live",
-    "RunOptions": "decodescope.session",
+    "RunOptions": "decodescope.options",
     "Session": "decodescope.session",
     "Step": "decodescope.trace.records",
     "Trace": "decodescope.trace.records",

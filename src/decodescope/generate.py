@@ -20,6 +20,7 @@ from torch import Tensor
 from decodescope.errors import InputError
 from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
+from decodescope.probe import Tap
 from decodescope.sampling.sampler import Choice, Sampler
 
 
@@ -31,6 +32,7 @@ class Limits:
     stop_ids: frozenset[int] = frozenset()
     use_cache: bool = True
     prefill_chunk: int = 512  # positions per pass; bounds the memory of a long prompt
+    every_logit: bool = False  # also of positions that no token is chosen from
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Decoding:
         self._width = max(map(len, prompts))
         self._device = model.lm_head.weight.device
         self._logits: Tensor | None = None  # B V, of the active rows
+        self.tap: Tap | None = None  # looks at every pass
         self.on_prefill: Callable[[int, int], None] | None = None  # told (positions done, positions in all)
 
     @property
@@ -89,10 +92,10 @@ class Decoding:
         """Run the model over the tokens it has not seen and keep the logits of the next position."""
         ids, padding = self._unseen()  # B T
         if not self.limits.use_cache:
-            self._logits = self.model(ids, None, padding)[:, -1]
+            self._logits = self._pass(ids, None, padding)
             return
         for part in torch.split(ids, self.limits.prefill_chunk, dim=1):
-            self._logits = self.model(part, self.cache, padding)[:, -1]
+            self._logits = self._pass(part, self.cache, padding)
             if self.on_prefill and ids.shape[1] > 1:
                 self.on_prefill(self.cache.length, self._width)
 
@@ -141,6 +144,17 @@ class Decoding:
         # The last remaining token is fed again: its logits are what the step starts from.
         self.cache.truncate(min(self.cache.length, len(row.ids) - 1))
         self._rows, self._logits = [row], None
+
+    def next_pass(self) -> tuple[int, int]:
+        """The positions that `forward` is about to compute, of a single sequence: first and behind the last."""
+        first = self.cache.length if self.limits.use_cache else 0
+        return first, len(self._single.ids)
+
+    def _pass(self, ids: Tensor, cache: KVCache | None, padding: Tensor | None) -> Tensor:
+        """Logits [B, V] behind the last position."""
+        every = self.limits.every_logit
+        logits: Tensor = self.model(ids, cache, padding, every_logit=every, tap=self.tap)  # B T V
+        return logits[:, -1]
 
     @property
     def _single(self) -> _Row:

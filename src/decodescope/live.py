@@ -1,7 +1,7 @@
 """LiveRun: rows being decoded and recorded, step by step; a single row can be changed and taken back."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from decodescope.analysis.metrics import recent_text
 from decodescope.errors import DecodescopeError, ResourceError
@@ -9,6 +9,7 @@ from decodescope.generate import Decoded, Decoding
 from decodescope.model.memory import held_bytes, is_out_of_memory
 from decodescope.observe.clock import Stopwatch, memory_now
 from decodescope.observe.recorder import Measured, RowRecorder
+from decodescope.observe.recording import Recording
 from decodescope.trace.records import FinishReason, Kv, Step, Trace
 
 
@@ -18,8 +19,15 @@ class LiveRun:
     Whatever interrupts it (Ctrl-C, no memory, a full disk), every committed step stays readable.
     """
 
-    def __init__(self, decoding: Decoding, recorders: Sequence[RowRecorder], keep_logits: bool = False) -> None:
+    def __init__(
+        self,
+        decoding: Decoding,
+        recorders: Sequence[RowRecorder],
+        keep_logits: bool = False,
+        recording: Recording | None = None,
+    ) -> None:
         self._decoding, self._recorders, self._keep_logits = decoding, recorders, keep_logits
+        self._recording = recording
         self._watch = Stopwatch(decoding.model.lm_head.weight.device)
         self._newest: Decoded | None = None
         self._measured: Measured | None = None
@@ -74,7 +82,10 @@ class LiveRun:
             recorder.back_to(at + 1)
             step = recorder.path[at]
             self._decoding.rewind(at)
-            ((decoded, _),) = self._advance()  # what the step cost is what it cost the first time
+            if self._recording:
+                self._recording.forget_from(at + 1)
+            # What the step showed and cost is what it did the first time.
+            ((decoded, _),) = self._advance(looking=False)
             self._measured = Measured(step.kv, step.timing.forward_s, step.timing.sample_s, step.memory)
             if decoded.choice.token_id != step.token_id:
                 decoded = self._decoding.replace(decoded, step.token_id)
@@ -105,15 +116,30 @@ class LiveRun:
                 raise
             raise fault from None
 
-    def _advance(self) -> list[tuple[Decoded, Measured]]:
+    def _advance(self, looking: bool = True) -> list[tuple[Decoded, Measured]]:
         """One turn of the loop, measured: forward, then a choice for every active row."""
-        with self._watch.section("forward"):
+        with self._looking() if looking else nullcontext(), self._watch.section("forward"):
             self._decoding.forward()
         held = self._held()
         with self._watch.section("sample"):
             choices = self._decoding.choose()
         seconds, memory = self._watch.seconds, memory_now(self._watch.device)
         return [(d, Measured(held[d.row], seconds["forward"], seconds["sample"], memory)) for d in choices]
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """What the passes inside show belongs to the step they lead to, and is saved before its choice."""
+        decoding, recorder, recording = self._decoding, self._recorders[0], self._recording
+        if recording is None:
+            yield
+            return
+        step = len(recorder.path)
+        decoding.tap = recording.begin(step, *decoding.next_pass(), decoding.limits.every_logit)
+        yield
+        if decoding.tap is not None:
+            decoding.tap = None
+            recording.end()
+            recorder.save_inner(step, recording)
 
     def _held(self) -> dict[int, Kv]:
         """What each row holds of the cache, before rows that end leave it: its tokens without padding, its bytes,

@@ -1,8 +1,8 @@
 """Session: an open model. Wires text, model, sampling and observers into runs; no arithmetic of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +15,19 @@ from decodescope.model.checkpoint import Progress, load_model, torch_device, tor
 from decodescope.models import ModelFiles, Report, find_model, silent
 from decodescope.observe.description import describe_run, for_row
 from decodescope.observe.recorder import RowRecorder, speller
+from decodescope.observe.recording import DEFAULT_BUDGET, Recording, Watch
+from decodescope.options import RunOptions, changed
 from decodescope.sampling.checkpoint import read_checkpoint_settings
 from decodescope.sampling.params import resolve
 from decodescope.sampling.sampler import Sampler
 from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
 from decodescope.text.messages import Message, read_messages, read_prompts, with_system
-from decodescope.text.stream import StopStrings
 from decodescope.text.tokenizer import open_tokenizer
 from decodescope.trace.records import Run, Trace
 from decodescope.trace.store import TraceWriter, refuse_used
 
-DEFAULT_CANDIDATES = 50
 MOST_THREADS = 1024
 Prompts = list[Prompt]
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How to run: sampling values by name (see `sampling.params`), and everything around them.
-
-    Raises InputError for values that cannot be, before a model is loaded.
-    """
-
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    checkpoint_settings: bool = False  # start from the checkpoint's generation_config
-    max_new_tokens: int = 128
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    use_cache: bool = True
-    candidates: int = DEFAULT_CANDIDATES  # recorded per step
-    save: Path | str | None = None  # run folder; one per row, numbered, where there are several prompts
-    keep_logits: bool = False  # store the raw logits of every step in the run folder
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError("run.max_new_tokens", value=self.max_new_tokens)
-        if self.candidates < 1:
-            raise InputError("run.candidates", value=self.candidates)
-        if self.keep_logits and self.save is None:
-            raise InputError("run.keep_needs_save")
-        resolve(self.sampling)
-        StopStrings(self.stop)
 
 
 class Session:
@@ -69,6 +41,7 @@ class Session:
             self.tokenizer = tokenizer.result()
         self.settings = read_checkpoint_settings(files.path)
         self._spell = speller(self.tokenizer)
+        self._recording: Recording | None = None  # of the next run
 
     @classmethod
     def open(
@@ -128,7 +101,7 @@ class Session:
         """Decode one prompt to its end. Sampling values and options may be given by name:
         `run("春天", temperature=0.7, max_new_tokens=8)`."""
         ready = self.prompt(prompt) if isinstance(prompt, str) else prompt
-        live = self.start([ready], _changed(options or RunOptions(), changes))
+        live = self.start([ready], changed(options or RunOptions(), changes))
         for _ in live.steps():
             pass
         return live.traces[0]
@@ -138,12 +111,14 @@ class Session:
 
         `progress` is told (positions done, positions in all) while a long prompt is read.
         """
+        recording = self._taken_recording(len(prompts))
         params = resolve(options.sampling, self.settings if options.checkpoint_settings else None)
         allowed = self._allowed_tokens(prompts, options)
         samplers = [Sampler(params) for _ in prompts]
         stop_ids = frozenset() if options.ignore_eos else self.tokenizer.end_ids
-        limits = Limits(allowed, stop_ids, options.use_cache)
-        notes = ("note.context_limit",) if allowed < options.max_new_tokens else ()
+        limits = Limits(allowed, stop_ids, options.use_cache, every_logit=options.every_logit)
+        short = allowed < options.max_new_tokens
+        notes = ("note.context_limit",) * short + ("note.observed",) * bool(recording)
         common = describe_run(self.files, self.model, limits, options.stop, params.notes + notes)
         runs = [for_row(common, *pair) for pair in zip(prompts, samplers, strict=True)]
         writers = _writers(options.save, runs)
@@ -151,7 +126,44 @@ class Session:
         recorders = [RowRecorder(run, self.tokenizer, self._spell, options.candidates, w) for run, w in rows]
         decoding = Decoding(self.model, [prompt.ids for prompt in prompts], samplers, limits)
         decoding.on_prefill = progress
-        return LiveRun(decoding, recorders, options.keep_logits)
+        return LiveRun(decoding, recorders, options.keep_logits, recording)
+
+    @contextmanager
+    def observe(
+        self,
+        sites: Sequence[str] = (),
+        *,
+        summarise: Sequence[str] = (),
+        steps: Container[int] | None = None,
+        budget_bytes: int = DEFAULT_BUDGET,
+    ) -> Iterator[Recording]:
+        """Look inside the run that is started next: keep `sites` whole and sum `summarise` up (patterns such as
+        `layers.*.resid_post`, see `observe.selection.select`), in `steps` or in all. Raises InputError.
+        """
+        watch = Watch(sites, summarise, steps, budget_bytes=budget_bytes)
+        with self.watching(watch) as recording:
+            yield recording
+
+    @contextmanager
+    def watching(self, watch: Watch) -> Iterator[Recording]:
+        """`observe`, with everything that can be watched. Raises InputError inside another one."""
+        if self._recording is not None:
+            raise InputError("observe.nested")
+        recording = self._recording = Recording(self.model.config, watch, self.model.lm_head.weight.device)
+        try:
+            yield recording
+        finally:
+            self._recording = None
+
+    def _taken_recording(self, rows: int) -> Recording | None:
+        """The recording for a run of `rows` sequences; it looks at one run of one sequence."""
+        if self._recording is None:
+            return None
+        if rows > 1:
+            raise InputError("observe.batch", rows=rows)
+        if not self._recording.unused:
+            raise InputError("observe.used")
+        return self._recording
 
     def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
         """New tokens that fit behind the longest prompt."""
@@ -166,14 +178,6 @@ class Session:
                 raise InputError("run.id_outside", id=max(prompt.ids), rows=config.vocab_size)
             room = min(room, config.max_position_embeddings - len(prompt.ids))
         return min(options.max_new_tokens, room)
-
-
-def _changed(options: RunOptions, changes: Mapping[str, Any]) -> RunOptions:
-    """Options with some changed: by their own names, and sampling values by theirs."""
-    own = {name: value for name, value in changes.items() if name in RunOptions.__slots__}
-    named = {name: value for name, value in changes.items() if name not in own}
-    sampling = {**options.sampling, **own.pop("sampling", {}), **named}
-    return replace(options, **own, sampling=sampling)
 
 
 def _writers(save: Path | str | None, runs: Sequence[Run]) -> list[TraceWriter | None]:

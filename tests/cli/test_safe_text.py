@@ -6,8 +6,8 @@ import pytest
 
 from decodescope import read_trace
 from decodescope.cli.console import line
-from decodescope.cli.safe import token_text, visible
 from decodescope.trace.store import TraceWriter
+from decodescope.visible import token_text, visible
 
 EVIL = "a\x1b]0;owned\x07b\x9b2J\u202ec"
 

@@ -4,6 +4,10 @@ import typer
 
 import decodescope
 from decodescope.cli import options as o
+from decodescope.cli.attention import attention
+from decodescope.cli.forward import forward
+from decodescope.cli.kv import kv
+from decodescope.cli.lens import lens
 from decodescope.cli.model import model
 from decodescope.cli.pull import pull
 from decodescope.cli.run import run
@@ -19,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut Chinese lines short
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (run, tokens, model, pull, show, export):
+for command in (run, forward, lens, attention, kv, tokens, model, pull, show, export):
     app.command()(command)
 
 

@@ -16,8 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from decodescope.cli.safe import visible
 from decodescope.locale import translate as t
+from decodescope.visible import visible
 
 PLAIN_WIDTH = 120  # columns where the output is no terminal
 
@@ -62,6 +62,11 @@ class StderrReport:
         """A part of a long prompt is read, in positions."""
         if err().is_terminal:
             self._draw(t("run.reading"), done, total, MofNCompleteColumn())
+
+    def measuring(self, done: int, total: int) -> None:
+        """A part of an experiment is done, in positions that went through the model."""
+        if err().is_terminal:
+            self._draw(t("kv.measuring"), done, total, MofNCompleteColumn())
 
     def __enter__(self) -> Self:
         return self

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from io import StringIO, TextIOWrapper
 from itertools import pairwise
 
-from decodescope.cli.safe import visible
 from decodescope.errors import DecodescopeError, FindingError, InputError
 from decodescope.locale import LANGUAGES, set_language, translate
+from decodescope.visible import visible
 
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 EXIT_FINDING, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

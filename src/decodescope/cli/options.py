@@ -44,6 +44,11 @@ Candidates = Annotated[int | None, _option("candidates", "--candidates", metavar
 StepByStep = Annotated[bool, _option("step", "--step")]
 NoCache = Annotated[bool, _option("no_cache", "--no-cache")]
 Save = Annotated[Path | None, _option("save", "--save", metavar="DIR")]
+Layers = Annotated[list[str] | None, _option("layers", "--layer", metavar="L|L-M")]
+Heads = Annotated[list[str] | None, _option("heads", "--head", metavar="H|H-I")]
+Positions = Annotated[list[str] | None, _option("positions", "--position", metavar="P|P-Q|all")]
+Steps = Annotated[int, _option("steps", "--steps", "--max-new-tokens", "-n", metavar="N")]
+Image = Annotated[Path | None, _option("image", "--image", metavar="FILE.png|svg")]
 Keep = Annotated[str | None, _option("keep", "--keep", metavar="logits")]
 
 SAMPLING = (

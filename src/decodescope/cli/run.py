@@ -16,17 +16,18 @@ from decodescope.cli.run_view import (
     draw_step,
     draw_summary,
 )
-from decodescope.cli.safe import token_text
 from decodescope.cli.stepping import Stepper
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text, record_line
 from decodescope.trace.records import Step, Trace
 from decodescope.trace.store import refuse_used
+from decodescope.visible import token_text
 
 if TYPE_CHECKING:
     from decodescope.live import LiveRun
-    from decodescope.session import Prompts, RunOptions, Session
+    from decodescope.options import RunOptions
+    from decodescope.session import Prompts, Session
 
 
 def run(
@@ -101,7 +102,7 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _run_options(given: dict[str, Any]) -> "RunOptions":
-    from decodescope.session import DEFAULT_CANDIDATES, RunOptions
+    from decodescope.options import DEFAULT_CANDIDATES, RunOptions
 
     return RunOptions(
         sampling={name: given[name] for name in o.SAMPLING},

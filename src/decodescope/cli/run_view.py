@@ -7,11 +7,11 @@ from rich.text import Text
 
 from decodescope.analysis.metrics import run_metrics
 from decodescope.cli.console import line, out
-from decodescope.cli.safe import token_text, visible
 from decodescope.cli.units import binary_bytes, count, milliseconds, number, percent
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
 from decodescope.trace.records import Candidate, End, PromptToken, Run, Stage, Step
+from decodescope.visible import token_text, visible
 
 SHOWN_CANDIDATES = 5
 _BAR_CELLS = 24

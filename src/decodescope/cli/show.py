@@ -11,13 +11,13 @@ from decodescope.analysis.metrics import RECENT_CHARACTERS, recent_text
 from decodescope.cli import options as o
 from decodescope.cli.console import line, out
 from decodescope.cli.run_view import SHOWN_CANDIDATES, draw_header, draw_step, draw_summary
-from decodescope.cli.safe import token_text
 from decodescope.cli.units import percent
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.export import export_jsonl
 from decodescope.trace.records import Step, Trace
 from decodescope.trace.store import read_trace
+from decodescope.visible import token_text
 
 Folder = Annotated[Path, typer.Argument(help=t("help.folder"), show_default=False, metavar="DIR")]
 StepNumber = Annotated[

@@ -10,10 +10,10 @@ from rich.text import Text
 from decodescope.cli import options as o
 from decodescope.cli.console import StderrReport, line, out
 from decodescope.cli.run import read_prompt
-from decodescope.cli.safe import token_text, visible
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text
+from decodescope.visible import token_text, visible
 
 if TYPE_CHECKING:
     from decodescope.catalogue import Tokenization, TokenRow

@@ -1,5 +1,9 @@
 """Figures for people: one way to write each unit."""
 
+import re
+
+_SIZE = re.compile(r"(\d{1,15})\s*(?:([KMGT]i)?B)?", re.ASCII | re.IGNORECASE)
+
 
 def percent(share: float) -> str:
     """A probability as a percentage; neither a small doubt nor a small chance is rounded away."""
@@ -36,3 +40,18 @@ def binary_bytes(size: int) -> str:
             break
         value /= 1024
     return f"{size} B" if unit == "B" else f"{value:.2f} {unit}"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A measured figure of any size in few characters: significant digits, no zeros in the exponent."""
+    mantissa, mark, exponent = f"{value:.{digits}g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if mark else mantissa
+
+
+def parsed_bytes(text: str) -> int | None:
+    """Bytes from `1GiB`, `64MiB` or a plain number; None where it is none of them."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    power = " kmgt".index(found[2][0].lower()) if found[2] else 0
+    return int(found[1]) << 10 * power

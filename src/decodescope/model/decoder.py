@@ -5,7 +5,8 @@
     S cached + new          D hidden size           V vocabulary rows
 
 Each query head h reads the keys and values of head h * K // H (grouped-query attention). Parameter names are
-the checkpoint's; the names of the local variables are the field's names for the inner values.
+the checkpoint's; the names of the local variables are the sites of `probe.SITES`, and the guarded line that ends
+a function shows them to a tap, if there is one.
 """
 
 import torch
@@ -16,6 +17,7 @@ from decodescope.model.config import ModelConfig
 from decodescope.model.kv_cache import KVCache
 from decodescope.model.mask import Mask, build_masks
 from decodescope.model.rope import inverse_frequencies, rotary_table, rotate
+from decodescope.probe import Attended, Tap, show
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -52,35 +54,45 @@ class Attention(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # B T (H d) -> B H T d
 
-    def forward(self, attn_norm: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None) -> Tensor:
+    def forward(
+        self, attn_norm: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None, tap: Tap | None = None
+    ) -> Tensor:
         q = self.heads(self.q_proj(attn_norm))  # B H T d
         k = self.heads(self.k_proj(attn_norm))  # B K T d
         v = self.heads(self.v_proj(attn_norm))  # B K T d
-        q_rot = rotate(self.q_norm(q), rotary)  # B H T d
-        k_rot = rotate(self.k_norm(k), rotary)  # B K T d
+        q_norm, k_norm = self.q_norm(q), self.k_norm(k)  # B H T d, B K T d
+        q_rot = rotate(q_norm, rotary)  # B H T d
+        k_rot = rotate(k_norm, rotary)  # B K T d
         keys, values = (k_rot, v) if cache is None else cache.append(self.layer, k_rot, v)  # B K S d
         z = F.scaled_dot_product_attention(
             q_rot, keys, values, attn_mask=mask.visible, is_causal=mask.is_causal, enable_gqa=True
         )  # B H T d
         attn_out: Tensor = self.o_proj(z.transpose(1, 2).flatten(2))  # B T D
+        if tap is not None:
+            scores = pattern = Attended(q_rot, keys, values, z, mask.visible)
+            show(tap, self.layer, q=q, k=k, v=v, q_norm=q_norm, k_norm=k_norm, q_rot=q_rot, k_rot=k_rot,
+                 scores=scores, pattern=pattern, z=z, attn_out=attn_out)  # fmt: skip
         return attn_out
 
 
 class MLP(nn.Module):
     """SwiGLU (https://arxiv.org/abs/2002.05202): down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         D, width = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(D, width, bias=config.mlp_bias)
         self.up_proj = nn.Linear(D, width, bias=config.mlp_bias)
         self.down_proj = nn.Linear(width, D, bias=config.mlp_bias)
 
-    def forward(self, mlp_norm: Tensor) -> Tensor:
+    def forward(self, mlp_norm: Tensor, tap: Tap | None = None) -> Tensor:
         gate = self.gate_proj(mlp_norm)  # B T F
         up = self.up_proj(mlp_norm)  # B T F
         act = F.silu(gate) * up  # B T F
         mlp_out: Tensor = self.down_proj(act)  # B T D
+        if tap is not None:
+            show(tap, self.layer, gate=gate, up=up, act=act, mlp_out=mlp_out)
         return mlp_out
 
 
@@ -89,14 +101,22 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, layer)
 
-    def forward(self, resid_pre: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None) -> Tensor:
-        resid_mid = resid_pre + self.self_attn(self.input_layernorm(resid_pre), rotary, mask, cache)  # B T D
-        resid_post: Tensor = resid_mid + self.mlp(self.post_attention_layernorm(resid_mid))  # B T D
+    def forward(
+        self, resid_pre: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None, tap: Tap | None = None
+    ) -> Tensor:
+        attn_norm = self.input_layernorm(resid_pre)  # B T D
+        resid_mid = resid_pre + self.self_attn(attn_norm, rotary, mask, cache, tap)  # B T D
+        mlp_norm = self.post_attention_layernorm(resid_mid)  # B T D
+        resid_post: Tensor = resid_mid + self.mlp(mlp_norm, tap)  # B T D
+        if tap is not None:
+            show(tap, self.layer, resid_pre=resid_pre, attn_norm=attn_norm, resid_mid=resid_mid, mlp_norm=mlp_norm,
+                 resid_post=resid_post)  # fmt: skip
         return resid_post
 
 
@@ -133,23 +153,26 @@ class CausalLM(nn.Module):
         padding: Tensor | None = None,
         *,
         every_logit: bool = False,
+        tap: Tap | None = None,
     ) -> Tensor:
         """Logits [B, 1, V] of the last position, or [B, T, V] with `every_logit`.
 
         `ids` [B, T] continue what `cache` holds; `padding` [B] counts the columns at each row's left that are
-        no tokens.
+        no tokens. `tap` looks at the inner values and changes none.
         """
         start = 0 if cache is None else cache.length
-        resid = self.model.embed_tokens(ids)  # B T D
+        resid = embed = self.model.embed_tokens(ids)  # B T D
         masks = build_masks(self.config, ids.shape[1], start, padding, ids.device)
         positions = _positions(ids.shape[1], start, padding, ids.device)  # B T
         rotary = rotary_table(self.rope_frequencies, positions, self.rope_factor, resid.dtype)  # B 1 T d
         for layer, block in enumerate(self.model.layers):
-            resid = block(resid, rotary, masks[layer], cache)  # B T D
+            resid = block(resid, rotary, masks[layer], cache, tap)  # B T D
         if cache is not None:
             cache.advance(ids.shape[1])
         final_norm = self.model.norm(resid if every_logit else resid[:, -1:])  # B T D
         logits: Tensor = self.lm_head(final_norm)  # B T V
+        if tap is not None:
+            show(tap, None, embed=embed, final_norm=final_norm, logits=logits)
         return logits
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from decodescope.errors import DecodescopeError
 from decodescope.generate import Decoded
 from decodescope.observe.clock import peak_rss_bytes
+from decodescope.observe.recording import Recording
 from decodescope.observe.summary import Spelling, summarise
 from decodescope.text.stream import StopStrings, TextStream
 from decodescope.text.tokenizer import Tokenizer
@@ -94,6 +95,18 @@ class RowRecorder:
         self.trace.steps.append(step)
         self._path.append(step)
         return step
+
+    def save_inner(self, step: int, recording: Recording) -> None:
+        """Save what was looked at in the passes that lead to `step`; tensors that lie on disk leave the memory.
+
+        Does nothing without a writer. Raises ResourceError when the disk is full.
+        """
+        if self._writer is None:
+            return
+        node = len(self.trace.steps)
+        self._writer.write_sites(recording.summaries_of(step), node)
+        entries = self._writer.write_tensors(recording.kept.of_step(step), node)
+        recording.kept.saved(step, self._writer.folder, entries)
 
     def back_to(self, step: int) -> None:
         """Leave the branch: what follows hangs on the token before `step`. Recorded steps stay in the tree."""

@@ -27,6 +27,11 @@ def record_line(record: Record) -> dict[str, Any]:
     return {"type": type(record).__name__.lower(), **_encode(record)}
 
 
+def document_text(record: Any) -> str:
+    """A frozen record as one JSON document: as in `record_line`, without a type."""
+    return json_text(_encode(record))
+
+
 def json_text(line: dict[str, Any]) -> str:
     """One line of UTF-8 JSON without its line end.
 

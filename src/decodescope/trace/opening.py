@@ -80,7 +80,7 @@ def _check_ours(connection: sqlite3.Connection, folder: Path) -> None:
         raise InputError("trace.foreign", path=folder)
     if version > FORMAT:
         raise InputError("trace.newer", path=folder, version=version, known=FORMAT)
-    if not is_ours(connection):
+    if version < 1 or not is_ours(connection, version):
         raise InputError("trace.damaged", path=folder, reason="sqlite_schema")
 
 

@@ -37,9 +37,12 @@ class RowReader:
 
     def __init__(self, connection: sqlite3.Connection, path: object, size: int) -> None:
         self._connection, self._path, self._budget = connection, path, size
+        self._version = int(connection.execute("PRAGMA user_version").fetchone()[0])
 
     def rows(self, table: Table) -> Iterator[Row]:
-        """All rows in key order, each value as its column's kind reads it."""
+        """All rows in key order, each value as its column's kind reads it; none where an older format lacks it."""
+        if table.since > self._version:
+            return
         known: dict[Row, _Readings] = {}
         last: Row | None = None
         for row in self._connection.execute(table.select):

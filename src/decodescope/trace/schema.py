@@ -67,30 +67,40 @@ CREATE TABLE ending ( -- one row when the run was ended in good order, else none
 );
 """
 
+_VERSION_2 = """
+CREATE TABLE site ( -- inner values summed up; node_id is what their pass led to (no row if nothing was chosen)
+  id INTEGER PRIMARY KEY, node_id INTEGER NOT NULL, step INTEGER NOT NULL, layer INTEGER, site TEXT NOT NULL,
+  shape TEXT NOT NULL, dtype TEXT NOT NULL, elements INTEGER NOT NULL,
+  mean REAL, std REAL, min REAL, max REAL, l2 REAL, sum REAL, signature REAL, zeros REAL,
+  nonfinite INTEGER NOT NULL, recomputed INTEGER NOT NULL
+);
+"""
+
 # Script N brings a database from user_version N to N + 1.
-MIGRATIONS = (_VERSION_1,)
+MIGRATIONS = (_VERSION_1, _VERSION_2)
 FORMAT = len(MIGRATIONS)
 _DEFINED = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
 
-def build(connection: sqlite3.Connection) -> None:
-    """Make the tables and marks of the newest format; the caller holds the transaction."""
-    for statement in "".join(MIGRATIONS).split(";\n"):
+def build(connection: sqlite3.Connection, version: int = FORMAT) -> None:
+    """Make the tables and marks of a format; the caller holds the transaction."""
+    for statement in "".join(MIGRATIONS[:version]).split(";\n"):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    connection.execute(f"PRAGMA user_version = {version}")
 
 
 @cache
-def _definitions() -> frozenset[tuple[str, str]]:
+def _definitions(version: int) -> frozenset[tuple[str, str]]:
     with closing(sqlite3.connect(":memory:")) as memory:
-        build(memory)
+        build(memory, version)
         return frozenset(memory.execute(_DEFINED))
 
 
-def is_ours(connection: sqlite3.Connection) -> bool:
-    """Whether every table is there, defined word for word as `build` does it; more tables do not matter.
+def is_ours(connection: sqlite3.Connection, version: int) -> bool:
+    """Whether every table of a format is there, defined word for word as `build` does it; more do not matter.
 
     Views or computed columns under our names could run anything, so no other definition is read.
     """
-    return _definitions().intersection(connection.execute(_DEFINED)) == _definitions()
+    wanted = _definitions(version)
+    return wanted.intersection(connection.execute(_DEFINED)) == wanted

@@ -8,16 +8,18 @@ import json
 import math
 import os
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from decodescope.errors import InputError, ResourceError
 from decodescope.trace.opening import opened
-from decodescope.trace.records import End, Run, Setting, Stage, Step, Trace, end_of
+from decodescope.trace.records import End, Run, Setting, SiteSummary, Stage, Step, Trace, end_of
 from decodescope.trace.schema import DATABASE, build
 from decodescope.trace.tables import (
     CANDIDATE,
@@ -28,6 +30,7 @@ from decodescope.trace.tables import (
     PROMPT_TOKEN,
     RUN,
     SETTING,
+    SITE,
     STAGE,
     STOP,
     TENSOR,
@@ -56,7 +59,7 @@ class TraceWriter:
         self._nodes: set[int | None] = {None}
         self._last: int | None = None
         self._filters: dict[_FilterKey, int] = {}
-        self._blocks = 0
+        self._blocks = self._sites = 0
 
     @classmethod
     def create(cls, folder: Path, run: Run) -> Self:
@@ -101,13 +104,23 @@ class TraceWriter:
         self._nodes.add(step.node)
         self._last = step.node
 
-    def write_tensors(self, tensors: Mapping[str, Any], node: int | None = None) -> None:
+    def write_sites(self, summaries: Sequence[SiteSummary], node: int) -> None:
+        """Commit what was seen of inner values in the passes that lead to `node`. Raises ResourceError."""
+        if self.failed or not summaries:
+            return
+        rows = [(id, node, *SITE.kept(each)) for id, each in enumerate(summaries, self._sites)]
+        with self._transaction() as connection:
+            connection.executemany(SITE.insert, [(*row[:5], json.dumps(row[5]), *row[6:]) for row in rows])
+        self._sites += len(summaries)
+
+    def write_tensors(self, tensors: Mapping[str, Any], node: int | None = None) -> list[SavedTensor]:
         """Save numpy arrays or torch tensors as one block, indexed under `node` (default: the last written).
 
-        The file is complete before it is named and named before it is indexed. Raises ResourceError.
+        The file is complete before it is named and named before it is indexed; returns the index entries.
+        Raises ResourceError.
         """
         if self.failed or not tensors:
-            return
+            return []
         block, at = self._blocks + 1, self._last if node is None else node
         try:
             entries = write_block(self.folder, block, at, tensors)
@@ -118,6 +131,7 @@ class TraceWriter:
                 TENSOR.insert, [(block, t.name, t.node, t.dtype, json.dumps(t.shape), t.bytes) for t in entries]
             )
         self._blocks = block
+        return entries
 
     def finish(self, end: End) -> None:
         """Commit the end of the run and close; a single `trace.db` is left. Raises ResourceError."""
@@ -193,6 +207,23 @@ def read_trace(folder: Path) -> Trace:
     if trace.end is None:
         trace.end = replace(end_of(run, trace.path(), "interrupted"), trace=str(folder))
     return trace
+
+
+def read_sites(folder: Path) -> list[SiteSummary]:
+    """What was seen of inner values on the branch that was kept, in the order of computation.
+
+    A pass after which nothing could be chosen belongs to it too. Raises InputError as `read_trace` does.
+    """
+    trace = read_trace(folder)
+    parents = {step.node: step.parent for step in trace.steps}
+    saved: dict[int, list[SiteSummary]] = defaultdict(list)
+    with opened(folder) as reader:
+        for _, node, *values in reader.rows(SITE):
+            saved[node].append(SiteSummary(*values))
+    # Tokens that follow the same one were chosen from the same pass, whichever of them it is saved under.
+    after = {parents[node]: found for node, found in saved.items() if node in parents}
+    unchosen = [found for node, found in saved.items() if node not in parents]
+    return list(chain(*(after.get(step.parent, []) for step in trace.path()), *unchosen))
 
 
 def saved_tensors(folder: Path) -> list[SavedTensor]:

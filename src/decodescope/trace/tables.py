@@ -26,13 +26,15 @@ class Column(NamedTuple):
 class Table:
     """A table's columns as `name:kind` words, or `name:kind=field` where the record says it otherwise.
 
-    The first `key` columns order the rows and are unique; the first `given` ones are of no record.
+    The first `key` columns order the rows and are unique; the first `given` ones are of no record. Formats
+    older than `since` have no such table.
     """
 
     name: str
     spec: str
     key: int = 1
     given: int = 1
+    since: int = 1
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -167,6 +169,13 @@ STAGE = Table(
     "node_id:int ordinal:int filter_id:int survivors:int kept_mass:real entropy_nats:real",
     key=2,
     given=3,
+)
+SITE = Table(
+    "site",
+    "id:int node_id:int step:int layer:int? site:text shape:shape dtype:text elements:int=count mean:real std:real"
+    " min:real max:real l2:real sum:real signature:real zeros:real nonfinite:int recomputed:flag",
+    given=2,
+    since=2,
 )
 TENSOR = Table("tensor", "block:int name:text node_id:int? dtype:text shape:shape bytes:int", key=2)
 ENDING = Table(

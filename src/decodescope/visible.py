@@ -1,4 +1,4 @@
-"""Text from models and files made fit for a terminal; no library needed."""
+"""Text from models and files made fit for a terminal or a page; no library needed."""
 
 import unicodedata
 
@@ -6,7 +6,7 @@ _PICTURES = {"\n": "↵", "\t": "⇥"}
 
 
 def visible(text: str, keep_newlines: bool = False) -> str:
-    """Text that cannot command a terminal: control, bidi and other invisible characters get a visible form."""
+    """Text that commands no terminal and no page: control, bidi and invisible characters get a visible form."""
     return "".join(c if keep_newlines and c == "\n" else _visible(c) for c in text)
 
 

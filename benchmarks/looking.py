@@ -1,0 +1,82 @@
+"""What looking inside costs: one decode step bare, and with each kind of look, in turn, on the starter model.
+
+Bare is the loop alone, forward and choose. A look is timed from the same loop with a tap in place: fingerprints of
+all sites, one attention row of all layers and heads, the residual stream kept whole. Prints the median of the
+ratios (pair by pair, so that a drifting machine does not decide) and the milliseconds added. "tap off" is a second
+bare loop: what its ratio is away from 1 is noise.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from recording import PROMPT, step_seconds
+
+from decodescope import RunOptions, Session
+from decodescope.observe.recording import Watch
+from decodescope.text.chat import Prompt
+
+LOOKS = {
+    "tap off": None,
+    "fingerprints of all sites": Watch(summarise=["*"]),
+    "attention row, all heads": Watch(keep=["layers.*.pattern"]),
+    "residual stream kept": Watch(keep=["layers.*.resid_post"]),
+}
+GOALS = {"fingerprints of all sites": 1.15, "attention row, all heads": 1.2}
+
+
+def steps(session: Session, prompt: Prompt, tokens: int, watch: Watch | None) -> Iterator[object]:
+    """The loop alone, forward and choose, with a tap or without."""
+    options = RunOptions({"temperature": 0.0}, max_new_tokens=tokens, ignore_eos=True)
+    with session.watching(watch) if watch else nullcontext():
+        live = session.start([prompt], options)
+        decoding = live._decoding
+        while decoding.active:
+            with live._looking():
+                decoding.forward()
+            yield decoding.choose()
+
+
+def one_round(session: Session, prompt: Prompt, tokens: int) -> dict[str, tuple[float, float]]:
+    """Seconds of the median step, bare and with each look; a bare run stands before every look."""
+    found = {}
+    for name, watch in LOOKS.items():
+        bare = statistics.median(step_seconds(steps(session, prompt, tokens, None)))
+        found[name] = bare, statistics.median(step_seconds(steps(session, prompt, tokens, watch)))
+    return found
+
+
+def measure(session: Session, prompt: Prompt, tokens: int, rounds: int) -> None:
+    """Print a line for each look."""
+    one_round(session, prompt, 4)  # warm up
+    found = [one_round(session, prompt, tokens) for _ in range(rounds)]
+    for name in LOOKS:
+        pairs = [each[name] for each in found]
+        bare = statistics.median(b for b, _ in pairs)
+        added = statistics.median(w - b for b, w in pairs)
+        ratio = statistics.median(w / b for b, w in pairs)
+        goal = f" (goal {GOALS[name]})" if name in GOALS else ""
+        print(f"  {name:<28} bare {bare * 1e3:7.2f} ms  added {added * 1e3:6.2f} ms  ratio {ratio:.3f}{goal}")
+
+
+def main() -> None:
+    """Measure every dtype and context that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model", default="starter")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[36, 1024])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=16)
+    given = parser.parse_args()
+    for dtype in given.dtypes:
+        session = Session.open(given.model, dtype=dtype)
+        for context in given.contexts:
+            prompt = session.prompt((PROMPT + "，") * (context // 8 + 1), chat=False)
+            prompt = type(prompt)(prompt.text, prompt.tokens[:context])
+            print(f"{dtype}, context {len(prompt.ids)}:")
+            measure(session, prompt, given.tokens, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

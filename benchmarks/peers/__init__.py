@@ -1,0 +1,1 @@
+"""How each tool decodes greedily and keeps inner values, one module a tool."""

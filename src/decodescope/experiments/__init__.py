@@ -1,0 +1,1 @@
+"""Runs of runs: they drive sessions and hand back plain records."""

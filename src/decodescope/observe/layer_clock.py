@@ -1,0 +1,57 @@
+"""LayerClock: what each layer of a pass takes, measured while another tap looks at the same pass."""
+
+import time
+
+import torch
+
+from decodescope.observe.clock import memory_now
+from decodescope.probe import Shown, Tap
+from decodescope.trace.records import LayerCost, Memory
+
+_ENDS = ("resid_post", "logits")  # of a layer, and of the pass
+
+
+class LayerClock:
+    """A tap around another one: seconds and memory of every layer, without the seconds the other tap takes."""
+
+    def __init__(self, inner: Tap, device: torch.device) -> None:
+        self.costs: list[LayerCost] = []
+        self._inner, self._device = inner, device
+        self._memory: dict[int | None, Memory] = {}
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """The passes of a step start now."""
+        self._step = step
+        self._seconds: dict[int | None, float] = {}
+        self._looking, self._since = 0.0, time.perf_counter()
+
+    def end(self) -> None:
+        """The passes of the step are over; the chunks of a long prompt count together."""
+        self.costs = [cost for cost in self.costs if cost.step != self._step]
+        self.costs += [
+            LayerCost(self._step, layer, seconds, self._memory[layer]) for layer, seconds in self._seconds.items()
+        ]
+
+    def forget_from(self, step: int) -> None:
+        """What was measured of `step` and later ones is of no branch any more."""
+        self.costs = [cost for cost in self.costs if cost.step < step]
+
+    def wants(self, site: str, layer: int | None) -> bool:
+        """What the other tap wants, and what ends a layer or the pass."""
+        return site in _ENDS or self._inner.wants(site, layer)
+
+    def receive(self, site: str, layer: int | None, value: Shown) -> None:
+        """Stop the clock where a layer ends, and while the other tap looks."""
+        ends = site in _ENDS
+        if ends and self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        arrived = time.perf_counter()
+        if ends:
+            spent = arrived - self._since - self._looking
+            self._seconds[layer] = self._seconds.get(layer, 0.0) + spent
+            self._memory[layer] = memory_now(self._device)
+        if self._inner.wants(site, layer):
+            self._inner.receive(site, layer, value)
+        now = time.perf_counter()
+        self._looking, self._since = (0.0, now) if ends else (self._looking + now - arrived, self._since)

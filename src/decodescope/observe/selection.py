@@ -1,0 +1,72 @@
+"""Which inner values are meant: patterns such as `layers.*.resid_post` against the sites that a model has."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from decodescope.errors import InputError
+from decodescope.model.config import ModelConfig
+from decodescope.probe import BY_NAME, SITES
+
+Place = tuple[str, int | None]  # site and layer; None for embed, final_norm and logits
+
+
+def address(site: str, layer: int | None) -> str:
+    """`layers.3.pattern`, or `embed`."""
+    return site if layer is None else f"layers.{layer}.{site}"
+
+
+def places(config: ModelConfig) -> tuple[Place, ...]:
+    """Every inner value that a model of this configuration has, in the order of computation."""
+    absent = () if config.qk_norm else ("q_norm", "k_norm")
+    inner = [site.name for site in SITES if site.per_layer and site.name not in absent]
+    outer = [site.name for site in SITES if not site.per_layer]
+    layers = [(name, layer) for layer in range(config.num_hidden_layers) for name in inner]
+    return (("embed", None), *layers, *((name, None) for name in outer if name != "embed"))
+
+
+def select(config: ModelConfig, patterns: Iterable[str]) -> frozenset[Place]:
+    """The places that any of the patterns names; a bare site name means that site in every layer.
+
+    `*` stands for any characters, and a negative layer counts from the last one. Raises InputError for a
+    pattern that names nothing.
+    """
+    known = places(config)
+    chosen: set[Place] = set()
+    for pattern in patterns:
+        wanted = f"layers.*.{pattern}" if pattern in BY_NAME and BY_NAME[pattern].per_layer else pattern
+        found = [place for place in known if _matches(place, wanted, config.num_hidden_layers)]
+        if not found:
+            raise InputError(
+                "observe.no_site",
+                pattern=pattern,
+                layers=config.num_hidden_layers,
+                sites=", ".join(dict.fromkeys(site for site, _ in known)),
+            )
+        chosen.update(found)
+    return frozenset(chosen)
+
+
+def select_layers(config: ModelConfig, chosen: Sequence[str]) -> frozenset[int]:
+    """Layers from words like `3`, `-1`, `0-5` or `0,3,7-9`; all layers without any. Raises InputError."""
+    layers: set[int] = set()
+    for word in ",".join(chosen).split(",") if chosen else ():
+        layers.update(_layers(word.strip(), config.num_hidden_layers))
+    return frozenset(layers) if chosen else frozenset(range(config.num_hidden_layers))
+
+
+def _layers(word: str, count: int) -> range:
+    first, dash, last = (word[1:] if word.startswith("-") else word).partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        raise InputError("observe.no_layer", layer=word, last=count - 1)
+    start = count - int(first) if word.startswith("-") else int(first)
+    stop = int(last) if dash else start
+    if not 0 <= start <= stop < count:
+        raise InputError("observe.no_layer", layer=word, last=count - 1)
+    return range(start, stop + 1)
+
+
+def _matches(place: Place, pattern: str, layers: int) -> bool:
+    site, layer = place
+    if fnmatchcase(address(site, layer), pattern):
+        return True
+    return layer is not None and fnmatchcase(address(site, layer - layers), pattern)

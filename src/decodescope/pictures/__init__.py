@@ -1,0 +1,20 @@
+"""Pictures as files: heat maps, small multiples and curves, drawn by matplotlib where it is installed."""
+
+from decodescope.pictures.atlas import draw_atlas
+from decodescope.pictures.canvas import check_picture
+from decodescope.pictures.content import Curve, Matrix, Panel, Row, Texts, rows_by_group
+from decodescope.pictures.curves import draw_curves
+from decodescope.pictures.heat_map import draw_heat_map
+
+__all__ = [
+    "Curve",
+    "Matrix",
+    "Panel",
+    "Row",
+    "Texts",
+    "check_picture",
+    "draw_atlas",
+    "draw_curves",
+    "draw_heat_map",
+    "rows_by_group",
+]
