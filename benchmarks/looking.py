@@ -9,12 +9,11 @@ bare loop: what its ratio is away from 1 is noise.
 import argparse
 import statistics
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 from recording import PROMPT, step_seconds
 
-from decodescope import RunOptions, Session
-from decodescope.observe.recording import Watch
+from decodescope import LiveRun, RunOptions, Session
+from decodescope.observe.recording import Recording, Watch
 from decodescope.text.chat import Prompt
 
 LOOKS = {
@@ -26,31 +25,34 @@ LOOKS = {
 GOALS = {"fingerprints of all sites": 1.15, "attention row, all heads": 1.2}
 
 
-def steps(session: Session, prompt: Prompt, tokens: int, watch: Watch | None) -> Iterator[object]:
-    """The loop alone, forward and choose, with a tap or without."""
-    options = RunOptions({"temperature": 0.0}, max_new_tokens=tokens, ignore_eos=True)
-    with session.watching(watch) if watch else nullcontext():
-        live = session.start([prompt], options)
-        decoding = live._decoding
-        while decoding.active:
-            with live._looking():
-                decoding.forward()
-            yield decoding.choose()
+def steps(live: LiveRun, recording: Recording | None, tokens: int) -> Iterator[object]:
+    """The loop alone, forward and choose, with a tap or without; the prompt stays cached for the next look."""
+    decoding = live._decoding
+    live._recording, decoding.tap = recording, None
+    for _ in range(tokens):
+        with live._looking():
+            decoding.forward()
+        yield decoding.choose()
+    decoding.rewind(1)
 
 
-def one_round(session: Session, prompt: Prompt, tokens: int) -> dict[str, tuple[float, float]]:
+def one_round(session: Session, live: LiveRun, tokens: int) -> dict[str, tuple[float, float]]:
     """Seconds of the median step, bare and with each look; a bare run stands before every look."""
-    found = {}
+    config, device, found = session.model.config, session.model.lm_head.weight.device, {}
     for name, watch in LOOKS.items():
-        bare = statistics.median(step_seconds(steps(session, prompt, tokens, None)))
-        found[name] = bare, statistics.median(step_seconds(steps(session, prompt, tokens, watch)))
+        recording = Recording(config, watch, device) if watch else None
+        bare, looked = (statistics.median(step_seconds(steps(live, r, tokens))) for r in (None, recording))
+        found[name] = bare, looked
     return found
 
 
 def measure(session: Session, prompt: Prompt, tokens: int, rounds: int) -> None:
     """Print a line for each look."""
-    one_round(session, prompt, 4)  # warm up
-    found = [one_round(session, prompt, tokens) for _ in range(rounds)]
+    live = session.start([prompt], RunOptions({"temperature": 0.0}, max_new_tokens=tokens + 2, ignore_eos=True))
+    live._decoding.forward()  # the prompt, once for all
+    live._decoding.choose()
+    one_round(session, live, 4)  # warm up
+    found = [one_round(session, live, tokens) for _ in range(rounds)]
     for name in LOOKS:
         pairs = [each[name] for each in found]
         bare = statistics.median(b for b, _ in pairs)
@@ -72,8 +74,8 @@ def main() -> None:
     for dtype in given.dtypes:
         session = Session.open(given.model, dtype=dtype)
         for context in given.contexts:
-            prompt = session.prompt((PROMPT + "，") * (context // 8 + 1), chat=False)
-            prompt = type(prompt)(prompt.text, prompt.tokens[:context])
+            text = session.prompt((PROMPT + "，") * (context // 8 + 1), chat=False)
+            prompt = Prompt(text.text, text.tokens[:context])
             print(f"{dtype}, context {len(prompt.ids)}:")
             measure(session, prompt, given.tokens, given.rounds)
 

@@ -6,7 +6,7 @@ in every round. That the tools agree on the ids, and on the values where they ke
 
 "Same values" are q, k, v, attn_out, mlp_out and resid_post of every layer and the logits, at each new position.
 "Whole": the whole sequence runs again for every token. "As it comes": the tool's own defaults. Beside it: how long
-this machine takes to read once the weights that a step needs, which no step can beat.
+`torch.sum` takes to read once the weights that a step needs; a good kernel reads faster.
 
 Needs the peers: `pip install transformers accelerate transformer-lens nnsight` beside decodescope.
 """

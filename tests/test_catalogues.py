@@ -18,7 +18,7 @@ CALLS = {
     "translate": "",
     **dict.fromkeys(("DecodescopeError", "InputError", "ResourceError", "FindingError", "SourceFault"), "error."),
     "foreign_faults": "error.",
-    "_option": "help.",
+    "option": "help.",
     "prompt_argument": "help.",
     "_heading": "model.",
 }
@@ -59,7 +59,7 @@ def constants(node: ast.expr | None) -> Iterator[str]:
 
 
 def called(node: ast.Call) -> str:
-    """The last name of what is called: `t` of `t(...)`, `_option` of `o._option(...)`."""
+    """The last name of what is called: `t` of `t(...)`, `option` of `o.option(...)`."""
     return getattr(node.func, "id", getattr(node.func, "attr", ""))
 
 

@@ -104,10 +104,11 @@ class Attended:
         first, last, _ = rows.indices(self.q_rot.shape[2])
         start = max(min(first, self.q_rot.shape[2] - _TOGETHER), 0)
         q, keys = self.q_rot[:, :, start : max(last, start + _TOGETHER)].float(), self.keys.float().mT
-        B, K = keys.shape[:2]
-        by_group = q.view(B, K, -1, *q.shape[2:]).unbind(2)  # of each group one head: B K R d
-        scores: Tensor = torch.stack([_product(heads, keys) for heads in by_group], dim=2) * q.shape[-1] ** -0.5
-        scores, seen = scores.flatten(1, 2)[:, :, first - start : last - start], self.seen(rows)
+        keys = keys.flatten(0, 1)  # (B K) d S
+        groups = q.reshape(len(keys), -1, *q.shape[2:]).unbind(1)  # of each group one head: (B K) R d
+        scores: Tensor = torch.stack([_product(heads, keys) for heads in groups], dim=1) * q.shape[-1] ** -0.5
+        scores = scores.view(*q.shape[:3], -1)[:, :, first - start : last - start]
+        seen = self.seen(rows)
         return scores if seen is None else scores.masked_fill(~seen, -torch.inf)
 
     def error(self, pattern: Float[Tensor, "B H R S"], rows: slice) -> float:
@@ -117,15 +118,14 @@ class Attended:
         ours = (pattern.reshape(B, K, H // K * R, S) @ self.values.float()).view(B, H, R, -1)
         theirs = self.z[:, :, rows].float()
         distance, norm = (torch.linalg.vector_norm(x, dim=(1, 3)) for x in (ours - theirs, theirs))  # B R
-        return float((distance / norm).max())
+        return float((distance / norm.clamp(min=torch.finfo(torch.float32).tiny)).max())
 
 
-def _product(left: Float[Tensor, "B K R d"], right: Float[Tensor, "B K d S"]) -> Float[Tensor, "B K R S"]:
+def _product(left: Float[Tensor, "n R d"], right: Float[Tensor, "n d S"]) -> Float[Tensor, "n R S"]:
     """left @ right by the library that the kernel uses too; torch multiplies small batches itself."""
-    if left.shape[2] * left.shape[3] * right.shape[3] < _SMALL:
-        pairs = zip(left.flatten(0, 1), right.flatten(0, 1), strict=True)
-        return torch.stack([a @ b for a, b in pairs]).view(*left.shape[:3], -1)
-    product: Tensor = left @ right
+    if left.shape[1] * left.shape[2] * right.shape[2] < _SMALL:
+        return torch.stack([a @ b for a, b in zip(left, right, strict=True)])
+    product: Tensor = torch.bmm(left, right)
     return product
 
 

@@ -161,8 +161,9 @@ class Session:
             return None
         if rows > 1:
             raise InputError("observe.batch", rows=rows)
-        if not self._recording.unused:
+        if self._recording.taken:
             raise InputError("observe.used")
+        self._recording.taken = True
         return self._recording
 
     def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodescope.analysis.departure import Seen, compare_runs, first_departure, furthest
-from decodescope.observe.statistics import measure
+from decodescope.observe.statistics import Statistics, measure
 from decodescope.trace.records import PromptToken, Run, SiteSummary
 
 RUN = Run(
@@ -20,7 +20,7 @@ RUN = Run(
 
 
 def summed(tensor: torch.Tensor, step: int = 0, layer: int | None = 0, site: str = "q") -> SiteSummary:
-    (found,) = measure([tensor[None]], 0)
+    found = Statistics(*measure([tensor[None]], 0)[0].tolist())
     return SiteSummary(
         step=step, layer=layer, site=site, shape=(1, *tensor.shape), dtype="float32", count=found.size, mean=found.mean,
         std=math.sqrt(found.m2 / found.size), min=found.min, max=found.max,
@@ -87,6 +87,11 @@ def test_what_cannot_be_compared_is_infinitely_far(change, figure):
 
 def test_something_instead_of_nothing_is_infinitely_far():
     assert furthest(summed(torch.ones(2, 3)), summed(torch.zeros(2, 3)))[1] == math.inf
+
+
+def test_another_count_of_elements_is_infinitely_far():
+    site = summed(values(1).float())
+    assert furthest(site, replace(site, count=0)) == ("count", math.inf)
 
 
 def test_the_first_departure_is_the_first_in_the_order_given_and_not_the_largest():

@@ -25,6 +25,7 @@ def checked(text: str) -> dict:
 def test_json_holds_the_last_row_of_every_head_and_fits_the_schema(cli, tiny):
     found = checked(cli("attention", TEXT, "-m", tiny, "--raw", "--json").out)
     assert found["kind"] == "recomputed" and found["reconstruction_error"] < 1e-5
+    assert found["notes"] == []  # no word on times, which this command does not tell
     assert [(h["layer"], h["head"], h["kv_head"]) for h in found["heads"]] == [
         (layer, head, head // 2) for layer in range(2) for head in range(4)
     ]

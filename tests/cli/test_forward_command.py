@@ -140,7 +140,7 @@ def test_other_ids_are_told_before_any_number(cli, tiny, tmp_path):
 @pytest.mark.parametrize(("language", "words"), [("en", "First non-finite value"), ("zh", "首个非有限值")])
 def test_the_first_broken_number_is_told_in_full_and_is_the_exit_code(cli, overflowing, language, words):
     done = cli("forward", "Hello", "-m", overflowing, "--raw", "--lang", language)
-    assert done.code == 1 and done.fault
+    assert done.code == 1 and "layers.7.up" in done.fault
     (said,) = [line for line in done.out.splitlines() if words in line]
     assert "layers.7.up" in said and "inf" in said and "[5]" in said
     assert "mlp_norm" in done.out and "3.4028e38" in done.out
@@ -205,6 +205,14 @@ def test_a_run_saved_without_sites_is_refused_before_the_model_loads(cli, tiny, 
     cli("run", "Hi", "-m", tiny, "-n", "1", "--save", tmp_path / "plain")
     done = cli("forward", "Hi", "-m", "no-such-model", "--against", tmp_path / "plain")
     assert "without its inner values" in done.fault and done.code == 2
+
+
+def test_a_saved_run_that_has_none_of_the_sites_is_no_clean_bill(cli, tiny, tmp_path):
+    arguments = ("forward", "Hi", "-m", tiny, "--layer", "1")
+    cli(*arguments, "--site", "q", "--save", tmp_path / "q")
+    done = cli(*arguments, "--site", "k", "--against", tmp_path / "q")
+    assert done.code == 2 and "none of the sites" in done.err
+    assert cli(*arguments, "--against", tmp_path / "q").code == 0
 
 
 def test_tokens_cannot_command_the_terminal(cli, tiny):

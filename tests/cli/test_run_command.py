@@ -181,10 +181,13 @@ def test_a_run_that_is_stopped_loses_no_printed_step(tiny, tmp_path, end):
         assert err.startswith("decodescope: error: Interrupted") and len(err.splitlines()) == 1
 
 
-def test_a_reader_that_goes_away_is_no_fault(tiny):
-    command = f"{sys.executable} -m decodescope run Hi -m {tiny} -n 200 --ignore-eos --json | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
+@pytest.mark.parametrize(
+    "command", ["run Hi -n 200 --ignore-eos --json", "forward Hi", "forward Hi --steps 60 --json"]
+)
+def test_a_reader_that_goes_away_is_no_fault(tiny, command):
+    pipeline = f"set -o pipefail; {sys.executable} -m decodescope {command} -m {tiny} | head -c 5"
+    done = subprocess.run(["bash", "-c", pipeline], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_batch_tells_the_model_once_and_settings_and_ids_of_each_row(cli, tiny, tmp_path):

@@ -175,8 +175,9 @@ def test_more_positions_than_the_budget_holds_are_refused_before_the_run(session
         report_of(session, LensPlan(("0-2",), steps=1))
 
 
-def test_an_answer_that_ends_early_is_told_as_far_as_it_went(session):
-    report = report_of(session, LensPlan(steps=9), "x" * 510)
+@pytest.mark.parametrize("steps", [9, 10**20])
+def test_an_answer_that_ends_early_is_told_as_far_as_it_went(session, steps):
+    report = report_of(session, LensPlan(steps=steps), "x" * 510)
     assert [position.position for position in report.positions] == [509, 510]
     assert report.notes == ("note.context_limit",)
 

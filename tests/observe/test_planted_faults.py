@@ -1,5 +1,6 @@
 """A fault planted in a model shows in its fingerprints beside those of a good run: first where it is."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -107,3 +108,10 @@ def test_an_exchange_of_heads_changes_the_signature_alone(tiny_folders, monkeypa
     swapped_key_heads(bad, monkeypatch)
     departure, _ = first_departure(list(zip(summaries(bad), summaries(good), strict=True)), TOLERANCE)
     assert departure is not None and departure.figure == "signature"
+
+
+def test_the_distance_from_the_kernel_is_not_a_number_where_a_pattern_is_none(tiny_folders):
+    model, _ = load_model(tiny_folders["qwen2-gqa"])
+    changed(model.model.layers[0].mlp.up_proj, lambda weight: weight * torch.nan)
+    error = one_pass(model, prompt_ids(24), Watch(summarise=["pattern"])).reconstruction_error
+    assert error is not None and math.isnan(error)

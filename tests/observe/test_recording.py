@@ -15,7 +15,7 @@ from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
 from decodescope.observe.recording import Recording, Watch
-from decodescope.observe.selection import address, places
+from decodescope.observe.selection import address, places, select_layers
 from decodescope.probe import ORDER
 from decodescope.trace.records import SiteSummary
 from site_references import Everything
@@ -302,3 +302,11 @@ def test_a_pattern_is_a_share_of_what_may_be_seen_and_its_error_is_told(model):
             assert float(share) == pytest.approx(value.shape[0] * value.shape[1], rel=1e-6)
     assert 0 < seen.reconstruction_error < 1e-5
     assert run(model, prompt_ids(5), Watch(["z"])).recording.reconstruction_error is None
+
+
+@pytest.mark.parametrize("word", ["4", "-5", "2-1", "0-4", "x", "", "--1", "²", "9" * 5000])
+def test_a_layer_that_is_none_is_refused(models, word):
+    config = replace(models["qwen2-gqa"].config, num_hidden_layers=4)
+    assert select_layers(config, ["0", "-1"]) == {0, 3} and select_layers(config, ()) == {0, 1, 2, 3}
+    with pytest.raises(InputError, match="from 0 to 3"):
+        select_layers(config, [word])

@@ -26,7 +26,7 @@ def native(tensor: Tensor) -> Tensor:
 
 
 def measured(tensors: list[Tensor], start: int) -> list[Statistics]:
-    return measure([native(tensor) for tensor in tensors], start)
+    return [Statistics(*line.tolist()) for line in measure([native(tensor) for tensor in tensors], start)]
 
 
 @st.composite

@@ -25,7 +25,8 @@ Key = tuple[int, int | None, str]
 class Departure:
     """The first site that departs, by the figure that differs most; `distance` is relative (see above).
 
-    It is infinite where the figures cannot be compared: other shapes, another count of NaN and infinities.
+    It is infinite where the figures cannot be compared: another shape, another count of elements, or of NaN and
+    infinities.
     """
 
     step: int
@@ -127,7 +128,7 @@ def first_departure(
 
 def furthest(here: SiteSummary, there: SiteSummary) -> tuple[str, float]:
     """The figure that differs most between two fingerprints of one site, and its relative distance."""
-    for figure in ("shape", "nonfinite"):
+    for figure in ("shape", "count", "nonfinite"):
         if getattr(here, figure) != getattr(there, figure):
             return figure, math.inf
     root = math.sqrt(there.count)

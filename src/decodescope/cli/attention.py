@@ -1,12 +1,11 @@
 """`decodescope attention`: who looks at whom, head by head."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from decodescope.cli import options as o
 from decodescope.cli.attention_picture import write_picture
 from decodescope.cli.attention_view import draw_attention
-from decodescope.cli.one_prompt import opened
+from decodescope.cli.one_prompt import check_image, opened
 from decodescope.locale import translate as t
 from decodescope.trace.lines import document_text
 
@@ -34,7 +33,7 @@ def attention(
     given = dict(locals())
     plan = _plan(given)
     if image is not None:
-        _check_image(image)
+        check_image(image)
     from decodescope.experiments.attention import study_attention
 
     with opened(given) as (session, ready, report):
@@ -56,9 +55,3 @@ def _plan(given: dict[str, Any]) -> "AttentionPlan":
 
     positions = given["position"] or (("all",) if given["image"] is not None else ())
     return AttentionPlan(given["layer"] or (), given["head"] or (), positions, given["steps"], given["json"])
-
-
-def _check_image(image: Path) -> None:
-    from decodescope.pictures import check_picture
-
-    check_picture(image)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodescope.cli.attention_view import error_text, group_name, labels, pooled_text
-from decodescope.cli.console import err, line
+from decodescope.cli.one_prompt import tell_image
 from decodescope.locale import translate as t
 from decodescope.visible import visible
 
@@ -18,9 +18,7 @@ def write_picture(path: Path, found: "Attention") -> None:
     grid = found.grid
     alone = len(grid.layers) == len(grid.heads) == 1
     missing = _draw_head(path, found) if alone else _draw_heads(path, found)
-    if missing:
-        err().print(line((t("picture.no_font", characters=" ".join(missing)), "yellow")))
-    err().print(line((t("picture.written", path=path), "dim")))
+    tell_image(path, missing)
 
 
 def _draw_head(path: Path, found: "Attention") -> tuple[str, ...]:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from decodescope.cli.console import line, out
+from decodescope.cli.console import draw_notes, line, out
 from decodescope.cli.shades import Shaded, room_for_cells, scale_line, shaded_lines
 from decodescope.cli.units import number, percent
 from decodescope.locale import translate as t
-from decodescope.locale import translate_or
 from decodescope.visible import token_text
 
 if TYPE_CHECKING:
@@ -49,15 +48,13 @@ def draw_attention(found: "Attention") -> None:
             _draw_figures(report, of_step)
         else:
             _draw_characters(of_step)
-    for said in (t("attention.units"), t("attention.named")):
-        out().print(line((said, "dim")))
+    out().print(Text(t("attention.units"), "dim"), soft_wrap=False)
 
 
 def _draw_head(report: "AttentionReport", grid: "Grid") -> None:
     loaded = {"architecture": report.architecture, "dtype": report.dtype, "device": report.device}
     out().print(line((t("attention.title", model=report.model, **loaded), "bold")))
-    for note in report.notes:
-        out().print(line(("! " + translate_or(note, note), "yellow")))
+    draw_notes(report.notes)
     out().print(line((t("attention.how"), "dim")))
     out().print(line((error_text(report), "dim")))
     if grid.pooled != (1, 1):

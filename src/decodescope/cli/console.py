@@ -1,6 +1,7 @@
 """Consoles and progress. Tokens are untrusted: they become Text objects, never markup."""
 
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import Self
 
@@ -17,6 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from decodescope.locale import translate as t
+from decodescope.locale import translate_or
 from decodescope.visible import visible
 
 PLAIN_WIDTH = 120  # columns where the output is no terminal
@@ -39,6 +41,13 @@ def line(*parts: str | tuple[str, str]) -> Text:
     """One line of text that is safe to print; a part may be (text, style)."""
     shown = [visible(p) if isinstance(p, str) else (visible(p[0]), p[1]) for p in parts]
     return Text.assemble(*shown, no_wrap=True, overflow="ignore")
+
+
+def draw_notes(notes: Iterable[str]) -> None:
+    """What the reader of a run should know: catalogue keys, some with a detail behind a colon."""
+    for note in notes:
+        key, _, detail = note.partition(":")
+        out().print(line(("! " + translate_or(key, note).replace("{detail}", detail), "yellow")))
 
 
 class StderrReport:

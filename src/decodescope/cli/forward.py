@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from decodescope.cli import options as o
 from decodescope.cli.forward_verdict import address
 from decodescope.cli.forward_view import draw_forward
@@ -20,18 +18,14 @@ if TYPE_CHECKING:
     from decodescope.experiments.forward_records import ForwardReport
 
 
-def _option(key: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=t(f"help.{key}"), show_default=False, **more)
-
-
-Sites = Annotated[list[str] | None, _option("forward.site", "--site", metavar="PATTERN")]
-Values = Annotated[bool, _option("forward.values", "--values")]
-Keep = Annotated[list[str] | None, _option("forward.keep", "--keep", metavar="PATTERN")]
-KeepBudget = Annotated[str, _option("forward.keep_budget", "--keep-budget", metavar="BYTES")]
-Against = Annotated[Path | None, _option("forward.against", "--against", metavar="DIR")]
-Rope = Annotated[bool, _option("forward.rope", "--rope")]
-RopePosition = Annotated[int | None, _option("forward.rope_position", "--rope-position", metavar="P")]
-Tolerance = Annotated[float | None, _option("forward.tolerance", "--tolerance", metavar="X")]
+Sites = Annotated[list[str] | None, o.option("forward.site", "--site", metavar="PATTERN")]
+Values = Annotated[bool, o.option("forward.values", "--values")]
+Keep = Annotated[list[str] | None, o.option("forward.keep", "--keep", metavar="PATTERN")]
+KeepBudget = Annotated[str, o.option("forward.keep_budget", "--keep-budget", metavar="BYTES")]
+Against = Annotated[Path | None, o.option("forward.against", "--against", metavar="DIR")]
+Rope = Annotated[bool, o.option("forward.rope", "--rope")]
+RopePosition = Annotated[int | None, o.option("forward.rope_position", "--rope-position", metavar="P")]
+Tolerance = Annotated[float | None, o.option("forward.tolerance", "--tolerance", metavar="X")]
 
 
 def forward(
@@ -63,16 +57,21 @@ def forward(
     plan = _plan(given)
     from decodescope.experiments.forward import ForwardStudy
 
+    stopped: FindingError | None = None
     with opened(given) as (session, ready, progress):
         study = ForwardStudy(session, ready, plan)
         try:
             study.run(progress.reading)
+        except FindingError as finding:  # nothing could be chosen from the logits: where it began says more
+            stopped = finding
         finally:  # whatever stops the run, what was seen by then is shown
             progress.close()
             if study.started:
                 report = study.report()
                 print(document_text(report)) if json else draw_forward(report)
     _raise_findings(report)
+    if stopped is not None:
+        raise stopped
 
 
 forward.__doc__ = t("help.forward")

@@ -9,12 +9,11 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from decodescope.cli.bars import bar
-from decodescope.cli.console import line, out
+from decodescope.cli.console import draw_notes, line, out
 from decodescope.cli.forward_verdict import draw_reference, draw_verdict
 from decodescope.cli.rope_view import draw_rope
 from decodescope.cli.units import binary_bytes, figure, milliseconds, number, percent
 from decodescope.locale import translate as t
-from decodescope.locale import translate_or
 from decodescope.visible import token_text
 
 if TYPE_CHECKING:
@@ -54,11 +53,7 @@ def draw_forward(report: "ForwardReport") -> None:
     """The whole walk; what it showed stands at its end."""
     named = {"model": report.model, "architecture": report.architecture}
     out().print(line((t("forward.title", **named, dtype=report.dtype, device=report.device), "bold")))
-    for note in report.notes:
-        if note == _NOT_SAID:
-            continue
-        key, _, detail = note.partition(":")
-        out().print(line(("! " + translate_or(key, note).replace("{detail}", detail), "yellow")))
+    draw_notes(note for note in report.notes if note != _NOT_SAID)
     _draw_ids(report)
     if report.against is not None:
         draw_reference(report.against)

@@ -1,18 +1,15 @@
 """`decodescope kv`: how big the KV cache is, how it grows, and what it buys."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from decodescope.cli import options as o
 from decodescope.cli.console import StderrReport
 from decodescope.cli.kv_view import draw_curve, draw_table, write_picture
-from decodescope.cli.one_prompt import opened
+from decodescope.cli.one_prompt import check_image, opened
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
-from decodescope.trace.lines import json_text
+from decodescope.trace.lines import document_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,16 +17,10 @@ if TYPE_CHECKING:
     from decodescope.experiments.cache_curve import CachePlan
     from decodescope.experiments.cache_records import CacheReport
 
-NewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", "-n", metavar="N", help=t("help.kv.new_tokens"), show_default=False)
-]
-Lengths = Annotated[
-    str, typer.Option("--lengths", metavar="L,L,...", help=t("help.kv.lengths"), show_default=False)
-]
-Repeats = Annotated[int, typer.Option("--repeats", metavar="N", help=t("help.kv.repeats"), show_default=False)]
-NoExperiment = Annotated[
-    bool, typer.Option("--no-experiment", help=t("help.kv.no_experiment"), show_default=False)
-]
+NewTokens = Annotated[int, o.option("kv.new_tokens", "--max-new-tokens", "-n", metavar="N")]
+Lengths = Annotated[str, o.option("kv.lengths", "--lengths", metavar="L,L,...")]
+Repeats = Annotated[int, o.option("kv.repeats", "--repeats", metavar="N")]
+NoExperiment = Annotated[bool, o.option("kv.no_experiment", "--no-experiment")]
 
 
 def kv(
@@ -52,7 +43,9 @@ def kv(
     given = dict(locals())
     plan = _plan(given)
     if image is not None:
-        _check_image(image, plan)
+        check_image(image)
+        if not plan.lengths:
+            raise InputError("kv.image_needs_lengths")
     from decodescope.experiments.cache_curve import study_cache
 
     with opened(given) as (session, ready, report):
@@ -77,14 +70,6 @@ def _lengths(text: str) -> tuple[int, ...]:
         raise InputError("kv.lengths", value=text) from None
 
 
-def _check_image(image: Path, plan: "CachePlan") -> None:
-    from decodescope.pictures import check_picture
-
-    check_picture(image)
-    if not plan.lengths:
-        raise InputError("kv.image_needs_lengths")
-
-
 class View:
     """Draws the table as soon as it is whole, the curve at the end; or one JSON document. And the picture."""
 
@@ -98,7 +83,7 @@ class View:
 
     def end(self, report: "CacheReport") -> None:
         if self.json:
-            print(json_text(asdict(report)))
+            print(document_text(report))
         else:
             if not self.drawn:
                 draw_table(report)

@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli.bars import bar, sparkline
-from decodescope.cli.console import err, line, out
+from decodescope.cli.console import draw_notes, line, out
+from decodescope.cli.one_prompt import tell_image
 from decodescope.cli.units import binary_bytes, count, milliseconds, number
 from decodescope.locale import translate as t
-from decodescope.locale import translate_or
 from decodescope.visible import token_text, visible
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def draw_table(report: "CacheReport") -> None:
     """One run's cache."""
     named = {"model": report.model, "architecture": report.architecture}
     out().print(line((t("kv.title", **named, dtype=report.dtype, device=report.device), "bold")))
-    for note in report.notes:
-        out().print(line(("! " + translate_or(note, note), "yellow")))
+    draw_notes(report.notes)
     _draw_steps(report)
     _draw_layers(report)
     _draw_costs(report)
@@ -148,9 +147,7 @@ def write_picture(path: Path, report: "CacheReport") -> None:
     ]
     title = t("kv.picture", model=visible(report.model), new=report.cached[0].new_tokens)
     missing = draw_curves(path, curves, Texts(title, x=t("kv.prompt_tokens"), y=t("kv.axis_seconds")))
-    if missing:
-        err().print(line((t("picture.no_font", characters=" ".join(missing)), "yellow")))
-    err().print(line((t("picture.written", path=path), "dim")))
+    tell_image(path, missing)
 
 
 def _heading(text: str) -> None:

@@ -1,25 +1,19 @@
 """`decodescope lens`: what each layer would have said, and where the answer's logit comes from."""
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from decodescope.cli import options as o
 from decodescope.cli.lens_picture import write_picture
 from decodescope.cli.lens_view import draw_lens
-from decodescope.cli.one_prompt import opened
+from decodescope.cli.one_prompt import check_image, opened
 from decodescope.locale import translate as t
-from decodescope.trace.lines import json_text
+from decodescope.trace.lines import document_text
 
 if TYPE_CHECKING:
     from decodescope.experiments.lens import LensPlan
 
-Top = Annotated[int, typer.Option("--top", metavar="K", help=t("help.lens.top"), show_default=False)]
-Target = Annotated[
-    str | None, typer.Option("--target", metavar="TOKEN", help=t("help.lens.target"), show_default=False)
-]
+Top = Annotated[int, o.option("lens.top", "--top", metavar="K")]
+Target = Annotated[str | None, o.option("lens.target", "--target", metavar="TOKEN")]
 
 
 def lens(
@@ -43,13 +37,13 @@ def lens(
     given = dict(locals())
     plan = _plan(given)
     if image is not None:
-        _check_image(image)
+        check_image(image)
     from decodescope.experiments.lens import study_lens
 
     with opened(given) as (session, ready, report):
         found = study_lens(session, ready, plan, report.reading)
     if json:
-        print(json_text(asdict(found)))
+        print(document_text(found))
     else:
         draw_lens(found)
     if image is not None:
@@ -64,9 +58,3 @@ def _plan(given: dict[str, Any]) -> "LensPlan":
 
     positions, layers = given["position"] or (), given["layer"] or ()
     return LensPlan(positions, given["steps"], layers, given["top"], given["target"])
-
-
-def _check_image(image: Path) -> None:
-    from decodescope.pictures import check_picture
-
-    check_picture(image)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodescope.cli.console import err, line
+from decodescope.cli.one_prompt import tell_image
 from decodescope.locale import translate as t
 from decodescope.visible import token_text, visible
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 def write_picture(path: Path, report: "LensReport") -> None:
     """Draw the report into a file. Raises InputError."""
     missing = _draw_curves(path, report) if len(report.positions) == 1 else _draw_map(path, report)
-    if missing:
-        err().print(line((t("picture.no_font", characters=" ".join(missing)), "yellow")))
-    err().print(line((t("picture.written", path=path), "dim")))
+    tell_image(path, missing)
 
 
 def _draw_curves(path: Path, report: "LensReport") -> tuple[str, ...]:

@@ -9,10 +9,9 @@ from rich.text import Text
 
 from decodescope.cli.attribution_view import draw_attribution
 from decodescope.cli.bars import bar
-from decodescope.cli.console import line, out
+from decodescope.cli.console import draw_notes, line, out
 from decodescope.cli.units import number, percent
 from decodescope.locale import translate as t
-from decodescope.locale import translate_or
 from decodescope.visible import token_text
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ def draw_lens(report: "LensReport") -> None:
     """The whole report."""
     loaded = {"architecture": report.architecture, "dtype": report.dtype, "device": report.device}
     out().print(line((t("lens.title", model=report.model, **loaded), "bold")))
-    for note in report.notes:
-        out().print(line(("! " + translate_or(note, note), "yellow")))
+    draw_notes(report.notes)
     out().print(line((t("lens.how"), "dim")))
     out().print(line((t("lens.error", error=f"{report.last_layer_error:.1e}"), "dim")))
     for row in _prompt_rows(report):

@@ -73,6 +73,8 @@ def _run(arguments: list[str]) -> int:
         return _say(fault.format_message(), EXIT_USAGE)
     except Abort:
         raise KeyboardInterrupt from None
+    except SystemExit:  # how Typer and Rich leave when the reader has gone; their code 1 would be a finding
+        raise BrokenPipeError from None
     if code == EXIT_INTERRUPTED:  # the library turns Ctrl-C into this code and says nothing
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0

@@ -1,12 +1,14 @@
-"""What the commands that look at one prompt share: check, open the model, make the prompt ready."""
+"""What the commands that look at one prompt share: check, open the model, make the prompt ready; pictures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodescope.cli.console import StderrReport
+from decodescope.cli.console import StderrReport, err, line
 from decodescope.cli.run import read_prompt
 from decodescope.errors import InputError
+from decodescope.locale import translate as t
 
 if TYPE_CHECKING:
     from decodescope.session import Session
@@ -34,3 +36,17 @@ def opened(given: dict[str, Any]) -> Iterator[tuple["Session", "Prompt", StderrR
             progress=report.loading,
         )
         yield session, session.prompt(text, chat=given["chat"], system=given["system"]), report
+
+
+def check_image(path: Path) -> None:
+    """Refuse a picture that could not be written, before any work. Raises InputError."""
+    from decodescope.pictures import check_picture
+
+    check_picture(path)
+
+
+def tell_image(path: Path, missing: Sequence[str]) -> None:
+    """Say that a picture was written, and which characters no font could draw in it."""
+    if missing:
+        err().print(line((t("picture.no_font", characters=" ".join(missing)), "yellow")))
+    err().print(line((t("picture.written", path=path), "dim")))

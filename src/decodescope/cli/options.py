@@ -8,48 +8,49 @@ import typer
 from decodescope.locale import translate as t
 
 
-def _option(key: str, *names: str, **more: Any) -> Any:
+def option(key: str, *names: str, **more: Any) -> Any:
+    """An option whose help is the sentence `help.{key}`."""
     return typer.Option(*names, help=t(f"help.{key}"), show_default=False, **more)
 
 
-Model = Annotated[str, _option("model", "--model", "-m", metavar="MODEL")]
-Lang = Annotated[str | None, _option("lang", "--lang", metavar="en|zh")]
-Json = Annotated[bool, _option("json", "--json")]
-Dtype = Annotated[str | None, _option("dtype", "--dtype", metavar="float32|bfloat16|float16")]
-Device = Annotated[str, _option("device", "--device", metavar="NAME")]
-Threads = Annotated[int | None, _option("threads", "--threads", metavar="N")]
-Engine = Annotated[str, _option("engine", "--engine", metavar="NAME")]
+Model = Annotated[str, option("model", "--model", "-m", metavar="MODEL")]
+Lang = Annotated[str | None, option("lang", "--lang", metavar="en|zh")]
+Json = Annotated[bool, option("json", "--json")]
+Dtype = Annotated[str | None, option("dtype", "--dtype", metavar="float32|bfloat16|float16")]
+Device = Annotated[str, option("device", "--device", metavar="NAME")]
+Threads = Annotated[int | None, option("threads", "--threads", metavar="N")]
+Engine = Annotated[str, option("engine", "--engine", metavar="NAME")]
 
-Chat = Annotated[bool | None, _option("chat", "--chat/--raw")]
-System = Annotated[str | None, _option("system", "--system", metavar="TEXT")]
-Messages = Annotated[Path | None, _option("messages", "--messages", metavar="FILE")]
-Prompts = Annotated[Path | None, _option("prompts", "--prompts", metavar="FILE")]
+Chat = Annotated[bool | None, option("chat", "--chat/--raw")]
+System = Annotated[str | None, option("system", "--system", metavar="TEXT")]
+Messages = Annotated[Path | None, option("messages", "--messages", metavar="FILE")]
+Prompts = Annotated[Path | None, option("prompts", "--prompts", metavar="FILE")]
 
-MaxNewTokens = Annotated[int, _option("max_new_tokens", "--max-new-tokens", "-n", metavar="N")]
-Stop = Annotated[list[str] | None, _option("stop", "--stop", metavar="TEXT")]
-IgnoreEos = Annotated[bool, _option("ignore_eos", "--ignore-eos")]
+MaxNewTokens = Annotated[int, option("max_new_tokens", "--max-new-tokens", "-n", metavar="N")]
+Stop = Annotated[list[str] | None, option("stop", "--stop", metavar="TEXT")]
+IgnoreEos = Annotated[bool, option("ignore_eos", "--ignore-eos")]
 
-Temperature = Annotated[float | None, _option("temperature", "--temperature", metavar="T")]
-TopK = Annotated[int | None, _option("top_k", "--top-k", metavar="K")]
-TopP = Annotated[float | None, _option("top_p", "--top-p", metavar="P")]
-MinP = Annotated[float | None, _option("min_p", "--min-p", metavar="P")]
-RepetitionPenalty = Annotated[float | None, _option("repetition_penalty", "--repetition-penalty", metavar="X")]
-PresencePenalty = Annotated[float | None, _option("presence_penalty", "--presence-penalty", metavar="X")]
-FrequencyPenalty = Annotated[float | None, _option("frequency_penalty", "--frequency-penalty", metavar="X")]
-NoRepeatNgramSize = Annotated[int | None, _option("no_repeat_ngram_size", "--no-repeat-ngram-size", metavar="N")]
-Seed = Annotated[int | None, _option("seed", "--seed", metavar="N")]
-CheckpointSettings = Annotated[bool, _option("checkpoint_settings", "--checkpoint-settings")]
+Temperature = Annotated[float | None, option("temperature", "--temperature", metavar="T")]
+TopK = Annotated[int | None, option("top_k", "--top-k", metavar="K")]
+TopP = Annotated[float | None, option("top_p", "--top-p", metavar="P")]
+MinP = Annotated[float | None, option("min_p", "--min-p", metavar="P")]
+RepetitionPenalty = Annotated[float | None, option("repetition_penalty", "--repetition-penalty", metavar="X")]
+PresencePenalty = Annotated[float | None, option("presence_penalty", "--presence-penalty", metavar="X")]
+FrequencyPenalty = Annotated[float | None, option("frequency_penalty", "--frequency-penalty", metavar="X")]
+NoRepeatNgramSize = Annotated[int | None, option("no_repeat_ngram_size", "--no-repeat-ngram-size", metavar="N")]
+Seed = Annotated[int | None, option("seed", "--seed", metavar="N")]
+CheckpointSettings = Annotated[bool, option("checkpoint_settings", "--checkpoint-settings")]
 
-Candidates = Annotated[int | None, _option("candidates", "--candidates", metavar="K")]
-StepByStep = Annotated[bool, _option("step", "--step")]
-NoCache = Annotated[bool, _option("no_cache", "--no-cache")]
-Save = Annotated[Path | None, _option("save", "--save", metavar="DIR")]
-Layers = Annotated[list[str] | None, _option("layers", "--layer", metavar="L|L-M")]
-Heads = Annotated[list[str] | None, _option("heads", "--head", metavar="H|H-I")]
-Positions = Annotated[list[str] | None, _option("positions", "--position", metavar="P|P-Q|all")]
-Steps = Annotated[int, _option("steps", "--steps", "--max-new-tokens", "-n", metavar="N")]
-Image = Annotated[Path | None, _option("image", "--image", metavar="FILE.png|svg")]
-Keep = Annotated[str | None, _option("keep", "--keep", metavar="logits")]
+Candidates = Annotated[int | None, option("candidates", "--candidates", metavar="K")]
+StepByStep = Annotated[bool, option("step", "--step")]
+NoCache = Annotated[bool, option("no_cache", "--no-cache")]
+Save = Annotated[Path | None, option("save", "--save", metavar="DIR")]
+Layers = Annotated[list[str] | None, option("layers", "--layer", metavar="L|L-M")]
+Heads = Annotated[list[str] | None, option("heads", "--head", metavar="H|H-I")]
+Positions = Annotated[list[str] | None, option("positions", "--position", metavar="P|P-Q|all")]
+Steps = Annotated[int, option("steps", "--steps", "--max-new-tokens", "-n", metavar="N")]
+Image = Annotated[Path | None, option("image", "--image", metavar="FILE.png|svg")]
+Keep = Annotated[str | None, option("keep", "--keep", metavar="logits")]
 
 SAMPLING = (
     "temperature",

@@ -6,7 +6,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from decodescope.analysis.metrics import run_metrics
-from decodescope.cli.console import line, out
+from decodescope.cli.bars import bar
+from decodescope.cli.console import draw_notes, line, out
 from decodescope.cli.units import binary_bytes, count, milliseconds, number, percent
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
@@ -16,7 +17,6 @@ from decodescope.visible import token_text, visible
 SHOWN_CANDIDATES = 5
 _BAR_CELLS = 24
 _BESIDE_BAR = 56  # cells of a candidate's line that are not the bar
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _TOKEN_CELLS = 16
 _TAIL_CELLS = 76
 _SWITCHED_OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -44,9 +44,7 @@ def draw_model(run: Run) -> None:
 def draw_settings(run: Run) -> None:
     """The sampling settings in force, and what the reader should know about them."""
     out().print(line(t("run.header.settings", settings=_settings(run))))
-    for note in run.notes:
-        key, _, detail = note.partition(":")
-        out().print(line(("! " + translate_or(key, note).replace("{detail}", detail), "yellow")))
+    draw_notes(run.notes)
 
 
 def draw_ids(run: Run) -> None:
@@ -148,12 +146,8 @@ def _candidate_line(candidate: Candidate, chosen: bool, final: bool) -> Text:
 
 
 def _bar(share: float) -> str:
-    """A bar in eighths of a cell."""
-    cells = max(min(_BAR_CELLS, out().width - _BESIDE_BAR), 4)
-    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
-    whole, rest = divmod(eighths, 8)
-    bar = "█" * whole + (_EIGHTHS[rest] if rest else "")
-    return bar.ljust(cells)
+    """A bar as long as there is room for."""
+    return bar(share, max(min(_BAR_CELLS, out().width - _BESIDE_BAR), 4))
 
 
 def _fitted(text: str, cells: int) -> str:

@@ -24,13 +24,14 @@ from decodescope.experiments.attention_records import (
 from decodescope.experiments.positions import select_positions
 from decodescope.model.config import ModelConfig
 from decodescope.observe.recording import Watch
-from decodescope.observe.selection import select_layers
+from decodescope.observe.selection import select_layers, select_numbers
 from decodescope.options import RunOptions
 from decodescope.session import Session
 from decodescope.text.chat import Prompt
 from decodescope.trace.records import Run, Step
 
 Progress = Callable[[int, int], None]  # told (positions read, in all)
+_SAID_ELSEWHERE = {"note.observed"}  # attention tells no times
 
 MOST_WEIGHTS = 2**22  # that are kept as rows: some 100 MB as a document
 _BINS, _SMALL_BINS = 256, 128  # of a head on its own, and of one among many
@@ -88,7 +89,8 @@ def study_attention(
 
 def _asked(config: ModelConfig, prompt: Prompt, plan: AttentionPlan, passes: int) -> Asked:
     layers = tuple(sorted(select_layers(config, plan.layers)))
-    heads = _select_heads(plan.heads, config.num_attention_heads)
+    query_heads = config.num_attention_heads
+    heads = tuple(sorted(select_numbers(plan.heads or ("all",), query_heads, "attention.no_head", "head")))
     length = len(prompt.tokens)
     rows = (*sorted(select_positions(plan.positions, length)), *range(length, length + passes - 1))
     bins = _BINS if len(layers) * len(heads) == 1 else _SMALL_BINS
@@ -96,14 +98,6 @@ def _asked(config: ModelConfig, prompt: Prompt, plan: AttentionPlan, passes: int
     if plan.keep_rows and asked.weights > MOST_WEIGHTS:
         raise InputError("attention.too_many", weights=asked.weights, most=MOST_WEIGHTS)
     return asked
-
-
-def _select_heads(words: Sequence[str], count: int) -> tuple[int, ...]:
-    """Query heads by their numbers, written as positions are."""
-    try:
-        return tuple(sorted(select_positions(words or ("all",), count)))
-    except InputError as fault:
-        raise InputError("attention.no_head", head=fault.values["position"], last=count - 1) from None
 
 
 def _tokens(run: Run, steps: list[Step]) -> tuple[SequenceToken, ...]:
@@ -133,7 +127,7 @@ def _report(
         ),
         layers=layers,
         reconstruction_error=float(np.max([layer.reconstruction_error for layer in layers])),
-        notes=run.notes,
+        notes=tuple(note for note in run.notes if note not in _SAID_ELSEWHERE),
     )
 
 

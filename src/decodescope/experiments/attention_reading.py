@@ -59,7 +59,7 @@ class LayerReading:
         self.positions += positions.tolist()
         self.last = pattern[:, -1].cpu()
         self.error = float(np.maximum(self.error, error))  # NaN wins
-        self._sums = self._sums + row_figures(pattern, positions, ids).double().sum(-1).cpu()
+        self._sums = self._sums + row_figures(pattern, positions, ids).cpu().double().sum(-1)
         self._counts = self._counts + has_figures(positions, ids).sum(-1).cpu()
 
     def keep(self, pattern: Float[Tensor, "H R S"], positions: Int[Tensor, " R"]) -> None:

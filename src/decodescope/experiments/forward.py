@@ -86,6 +86,8 @@ class ForwardStudy:
         self._session, self._prompt, self._plan = session, prompt, plan
         self._places = chosen_places(session.model.config, plan.sites, plan.layers)
         select(session.model.config, plan.keep)
+        if plan.against and not {(each.site, each.layer) for each in plan.against.seen.sites} & set(self._places):
+            raise InputError("forward.nothing_common", path=plan.against.folder)
         if plan.rope is not None:
             check_plan(session.model.config, plan.rope)
         self._stream, self._edges = StreamTap(), EdgeTap(self._places if plan.values else ())

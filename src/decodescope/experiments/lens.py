@@ -145,7 +145,9 @@ def _telling(session: Session, plan: LensPlan) -> _Telling:
 def _look(session: Session, prompt: Prompt, plan: LensPlan, progress: Progress | None) -> _Look:
     """Make the run, keeping what the plan's positions need."""
     last = len(prompt.ids) - 1
-    wanted = select_positions(plan.positions, len(prompt.ids)) | set(range(last, last + plan.steps))
+    room = max(session.model.config.max_position_embeddings - len(prompt.ids), 1)
+    generated = range(last, last + min(plan.steps, room))  # no more than the context has room for
+    wanted = select_positions(plan.positions, len(prompt.ids)).union(generated)
     _check_fits(session, len(wanted))
     # Logits of earlier positions of the prompt are only computed where they are looked at.
     options = RunOptions(max_new_tokens=max(plan.steps, 1), candidates=1, every_logit=min(wanted) < last)

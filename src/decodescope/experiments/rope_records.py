@@ -104,8 +104,8 @@ class OrderSeen:
 class WordOrder:
     """Two orders of the same tokens, with and without rotation, with and without the causal mask.
 
-    Everything is computed in float32. `by_character`: the texts as a whole were not the same tokens in another
-    order, so they went in character by character.
+    The layers are computed in float32, the next tokens in the model's dtype. `by_character`: the texts as a whole
+    were not the same tokens in another order, so they went in character by character.
     """
 
     orders: tuple[OrderedTokens, OrderedTokens]

@@ -51,13 +51,13 @@ class EdgeTap:
     """Copies the corners of the chosen values."""
 
     def __init__(self, places: Sequence[Place]) -> None:
-        self._places = places
+        self._places, self._chosen = places, frozenset(places)
         self._first: dict[Place, _Corner] = {}
         self._last: dict[Place, _Corner] = {}
 
     def wants(self, site: str, layer: int | None) -> bool:
         """Whether this value was chosen."""
-        return (site, layer) in self._places
+        return (site, layer) in self._chosen
 
     def receive(self, site: str, layer: int | None, value: Shown) -> None:
         """Keep the first row of the first chunk, and the last row so far."""

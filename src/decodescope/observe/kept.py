@@ -1,7 +1,7 @@
 """Whole tensors, kept within a budget of bytes: in memory, or in the run folder once they are written there."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,14 +41,23 @@ class KeptTensors:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes, self.bytes = budget_bytes, 0
-        self.dropped: list[Dropped] = []
+        self._dropped: dict[int, dict[Place, int]] = {}  # bytes, by step
         self._steps: dict[int, dict[Place, list[Tensor] | _Saved]] = {}
+
+    @property
+    def dropped(self) -> list[Dropped]:
+        """What was to be kept and did not fit, in the order of its coming."""
+        return [
+            Dropped(step, layer, site, size)
+            for step, sizes in self._dropped.items()
+            for (site, layer), size in sizes.items()
+        ]
 
     def begin(self, step: int) -> None:
         """A step starts, or starts again: what was kept of it is forgotten."""
         for place in list(self._steps.setdefault(step, {})):
             self.forget(step, place)
-        self.dropped = [gone for gone in self.dropped if gone.step != step]
+        self._dropped.pop(step, None)
 
     def forget_from(self, step: int) -> None:
         """What was kept of `step` and later ones is of no branch any more; what lies on disk stays there."""
@@ -60,30 +69,30 @@ class KeptTensors:
         """What was kept, or dropped, of one value was only on the way to one that comes now."""
         parts = self._steps[step].pop(place, [])
         self.bytes -= 0 if isinstance(parts, _Saved) else _size(parts)
-        self.dropped = [gone for gone in self.dropped if (gone.step, (gone.site, gone.layer)) != (step, place)]
+        self._dropped.get(step, {}).pop(place, None)
 
     def fits(self, step: int, place: Place, size: int) -> bool:
         """Whether `size` more bytes of a tensor fit; if not, the whole tensor is dropped, earlier parts too."""
-        site, layer = place
-        for i, gone in enumerate(self.dropped):
-            if (gone.step, gone.layer, gone.site) == (step, layer, site):
-                self.dropped[i] = replace(gone, bytes=gone.bytes + size)
-                return False
+        dropped = self._dropped.setdefault(step, {})
+        if place in dropped:
+            dropped[place] += size
+            return False
         if self.bytes + size <= self.budget_bytes:
             return True
         before = self.bytes
         self.forget(step, place)
-        self.dropped.append(Dropped(step, layer, site, before - self.bytes + size))
+        dropped[place] = before - self.bytes + size
         return False
 
     def add(self, step: int, place: Place, part: Shaped[Tensor, "... T Y"]) -> None:
-        """Keep a copy of the next positions of a tensor, on the CPU. Ask `fits` first."""
-        with torch.inference_mode(False):  # so that it can be used like any tensor
-            copy = part.detach().to("cpu", copy=True).contiguous()
+        """Keep the next positions of a tensor, on the CPU. Ask `fits` first.
+
+        Nothing in a forward pass changes a value once it is made, so it is held, and copied when looked at.
+        """
         parts = self._steps[step].setdefault(place, [])
         assert isinstance(parts, list)
-        parts.append(copy)
-        self.bytes += copy.nbytes
+        parts.append(part.cpu())
+        self.bytes += part.nbytes
 
     def of_step(self, step: int) -> dict[str, Tensor]:
         """The tensors of one step by address, each whole."""
@@ -123,8 +132,9 @@ class _BySteps(Mapping[int, Tensor]):
 def _whole(parts: list[Tensor] | _Saved) -> Tensor:
     if isinstance(parts, _Saved):
         return parts.read()
-    if len(parts) > 1:
-        parts[:] = [torch.cat(parts, dim=-2)]
+    if len(parts) > 1 or parts[0].is_inference():
+        with torch.inference_mode(False):  # so that it can be used like any tensor
+            parts[:] = [torch.cat(parts, dim=-2)]
     return parts[0]
 
 

@@ -24,7 +24,7 @@ class LayerClock:
         """The passes of a step start now."""
         self._step = step
         self._seconds: dict[int | None, float] = {}
-        self._looking, self._since = 0.0, time.perf_counter()
+        self._looking, self._since = 0.0, self._now()
 
     def end(self) -> None:
         """The passes of the step are over; the chunks of a long prompt count together."""
@@ -44,14 +44,18 @@ class LayerClock:
     def receive(self, site: str, layer: int | None, value: Shown) -> None:
         """Stop the clock where a layer ends, and while the other tap looks."""
         ends = site in _ENDS
-        if ends and self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-        arrived = time.perf_counter()
+        arrived = self._now()
         if ends:
             spent = arrived - self._since - self._looking
             self._seconds[layer] = self._seconds.get(layer, 0.0) + spent
             self._memory[layer] = memory_now(self._device)
         if self._inner.wants(site, layer):
             self._inner.receive(site, layer, value)
-        now = time.perf_counter()
+        now = self._now()
         self._looking, self._since = (0.0, now) if ends else (self._looking + now - arrived, self._since)
+
+    def _now(self) -> float:
+        """Seconds, once the device has done all that it was given: neither's work is counted as the other's."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        return time.perf_counter()

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -60,8 +62,10 @@ class Recording:
         self._order = places(config)
         self._sums = Sums(self._order)
         self._step = self._start = self._stop = 0
-        self._begun = False
+        self.taken = False  # by a run: it looks at no other one
         self._newest: tuple[Attended, slice, Tensor] | None = None
+        # Small products go several times faster one after the other than scattered over a pass.
+        self._later: list[tuple[Place, Attended, int]] = []
         self._rows: dict[Place, int] = {}  # positions of this step received so far
 
     def begin(self, step: int, start: int, stop: int, every_logit: bool = False) -> Tap | None:
@@ -71,7 +75,6 @@ class Recording:
         """
         self._step, self._start, self._stop, self._every_logit = step, start, stop, every_logit
         self._rows.clear()
-        self._begun = True
         if self.watch.steps is not None and step not in self.watch.steps:
             return None
         self.kept.begin(step)
@@ -81,15 +84,13 @@ class Recording:
         self._clock.begin(step)
         return self._clock
 
-    @property
-    def unused(self) -> bool:
-        """Whether no pass was looked at yet."""
-        return not self._begun
-
     def end(self) -> None:
         """The passes of a step that is looked at are over."""
-        self._sums.end()
-        self._newest = None
+        with _one_thread():
+            for waiting in self._later:
+                self._attention(*waiting)
+            self._sums.end()
+        self._newest, self._later = None, []
         if self._clock:
             self._clock.end()
 
@@ -119,7 +120,12 @@ class Recording:
 
     def _record(self, place: Place, value: Shown) -> None:
         if isinstance(value, Attended):
-            self._attention(place, value, self._position(place, value.q_rot.shape[2]))
+            T = value.q_rot.shape[2]
+            first = self._position(place, T)
+            if T == 1:
+                self._later.append((place, value, first))
+            else:  # what long chunks are made of is not held on to
+                self._attention(place, value, first)
             return
         first = self._position(place, value.shape[-2])
         if place in self._summarises:
@@ -187,7 +193,8 @@ class Recording:
             scores = self._scores(value, rows)  # B H R S
             shown = attention_pattern(scores) if place[0] == "pattern" else scores
             if place[0] == "pattern":
-                self.reconstruction_error = max(self.reconstruction_error or 0.0, value.error(shown, rows))
+                error = value.error(shown, rows)
+                self.reconstruction_error = float(np.maximum(self.reconstruction_error or 0.0, error))  # NaN wins
             if summed:
                 self._sums.add_seen(place, shown, value.seen(rows), first + rows.start)
             if kept:
@@ -216,3 +223,15 @@ class Recording:
             value = value[..., rows, :]
         if self.kept.fits(self._step, place, value.numel() * value.element_size()):
             self.kept.add(self._step, place, value)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small work, all on this thread: where another process wants the cores, threads that wait for each other take
+    a scheduler tick for every operation."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -31,10 +31,12 @@ def select(config: ModelConfig, patterns: Iterable[str]) -> frozenset[Place]:
     pattern that names nothing.
     """
     known = places(config)
+    by_address = {address(*place): place for place in known}
     chosen: set[Place] = set()
     for pattern in patterns:
         wanted = f"layers.*.{pattern}" if pattern in BY_NAME and BY_NAME[pattern].per_layer else pattern
-        found = [place for place in known if _matches(place, wanted, config.num_hidden_layers)]
+        exact = by_address.get(wanted)  # a long list of addresses is not matched against all
+        found = [exact] if exact else [p for p in known if _matches(p, wanted, config.num_hidden_layers)]
         if not found:
             raise InputError(
                 "observe.no_site",
@@ -48,21 +50,31 @@ def select(config: ModelConfig, patterns: Iterable[str]) -> frozenset[Place]:
 
 def select_layers(config: ModelConfig, chosen: Sequence[str]) -> frozenset[int]:
     """Layers from words like `3`, `-1`, `0-5` or `0,3,7-9`; all layers without any. Raises InputError."""
-    layers: set[int] = set()
-    for word in ",".join(chosen).split(",") if chosen else ():
-        layers.update(_layers(word.strip(), config.num_hidden_layers))
-    return frozenset(layers) if chosen else frozenset(range(config.num_hidden_layers))
+    return select_numbers(chosen or ("all",), config.num_hidden_layers, "observe.no_layer", "layer")
 
 
-def _layers(word: str, count: int) -> range:
-    first, dash, last = (word[1:] if word.startswith("-") else word).partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise InputError("observe.no_layer", layer=word, last=count - 1)
+def select_numbers(words: Sequence[str], count: int, fault: str, name: str) -> frozenset[int]:
+    """Numbers below `count` from words like `3`, `-1` for the last, `0-5`, `all` or `0,3,7-9`.
+
+    Raises InputError with the sentence `fault`, the word in it as `name`.
+    """
+    numbers: set[int] = set()
+    for word in map(str.strip, ",".join(words).split(",")):
+        found = range(count) if word == "all" else _range(word, count)
+        if found is None:
+            raise InputError(fault, **{name: word}, last=count - 1)
+        numbers.update(found)
+    return frozenset(numbers)
+
+
+def _range(word: str, count: int) -> range | None:
+    first, dash, last = word.removeprefix("-").partition("-")
+    numbers = [first, last] if dash else [first]
+    if not all(number.isdecimal() and len(number) < 19 for number in numbers):
+        return None
     start = count - int(first) if word.startswith("-") else int(first)
     stop = int(last) if dash else start
-    if not 0 <= start <= stop < count:
-        raise InputError("observe.no_layer", layer=word, last=count - 1)
-    return range(start, stop + 1)
+    return range(start, stop + 1) if 0 <= start <= stop < count else None
 
 
 def _matches(place: Place, pattern: str, layers: int) -> bool:

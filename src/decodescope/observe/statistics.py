@@ -17,7 +17,7 @@ from torch import Tensor
 Values = npt.NDArray[np.float32]
 Sums = npt.NDArray[np.float64]
 
-_AT_ONCE = 2**18  # elements measured together, 2 MB in float64; what is larger is cut by rows
+_AT_ONCE = 2**16  # elements measured together, half a MB in float64; what is larger is cut by rows
 _CANCELLED = 1e-6
 _GOLDEN = 0.6180339887498949
 
@@ -52,29 +52,28 @@ class Statistics(NamedTuple):
         )
 
 
-def measure(values: Sequence[Float[Tensor, "1 ... T Y"]], start: int) -> list[Statistics]:
-    """The statistics of tensors of one shape and dtype; T is positions, of index `start` and after.
+def measure(values: Sequence[Float[Tensor, "1 ... T Y"]], start: int) -> Sums:
+    """A line of `Statistics` for each of several tensors of one shape and dtype; T is positions from `start` on.
 
     The signature is the sum of every element times a weight of its index on each axis.
     """
     T, size = values[0].shape[-2], values[0].numel()
     rows = max(_AT_ONCE * T // size, 1)
     if rows < T:
-        return [_in_pieces(value, rows, start) for value in values]
+        return np.array([_in_pieces(value, rows, start) for value in values])
     pattern = _pattern(values[0].shape, start).ravel()
     together = max(_AT_ONCE // size, 1)
-    found: list[Statistics] = []
-    for first in range(0, len(values), together):
-        stacked = torch.stack(list(values[first : first + together])).flatten(1)
-        found += _group(stacked.float().cpu().numpy(), pattern)
-    return found
+    batches = (values[first : first + together] for first in range(0, len(values), together))
+    return np.concatenate(
+        [_group(torch.stack(list(batch)).flatten(1).float().cpu().numpy(), pattern) for batch in batches]
+    )
 
 
 def measure_seen(value: Float[Tensor, "1 H T S"], seen: Bool[Tensor, "1 1 T S"], start: int) -> Statistics:
     """The statistics of scores or patterns, without the columns that a row may not look at."""
     visible = seen.cpu().expand(value.shape).numpy()
     plain = value.float().cpu().numpy()[visible]
-    return _group(plain[None], _pattern(value.shape, start)[visible])[0]
+    return Statistics(*_group(plain[None], _pattern(value.shape, start)[visible])[0].tolist())
 
 
 def _pattern(shape: Sequence[int], start: int) -> Sums:
@@ -101,13 +100,15 @@ def _weights(first: int, count: int) -> Sums:
 
 
 def _in_pieces(value: Float[Tensor, "1 ... T Y"], rows: int, start: int) -> Statistics:
-    pieces = [measure([part], start + i * rows)[0] for i, part in enumerate(torch.split(value, rows, dim=-2))]
-    return reduce(Statistics.joined, pieces)
+    parts = enumerate(torch.split(value, rows, dim=-2))
+    return reduce(
+        Statistics.joined, (Statistics(*measure([part], start + i * rows)[0].tolist()) for i, part in parts)
+    )
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _group(values: Values, pattern: Sums) -> list[Statistics]:
-    """The statistics of each row of `values` [n, count]."""
+def _group(values: Values, pattern: Sums) -> Sums:
+    """The statistics of each row of `values` [n, count], a line each."""
     count = values.shape[1]
     wide = values.astype(np.float64)
     sums = wide.sum(1)
@@ -123,6 +124,6 @@ def _group(values: Values, pattern: Sums) -> list[Statistics]:
     broken = np.zeros(len(values), int)
     for row in np.flatnonzero(~np.isfinite(sums)):  # a sum of finite float32 is finite in float64
         broken[row] = count - int(np.isfinite(values[row]).sum())
-    columns = (means, m2, values.min(1), values.max(1), sums, signatures, zeros, broken)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [Statistics(count, *row) for row in rows]
+    sizes = np.full(len(values), count)
+    columns = (sizes, means, m2, values.min(1), values.max(1), sums, signatures, zeros, broken)
+    return np.stack(columns, axis=1, dtype=np.float64, casting="unsafe")

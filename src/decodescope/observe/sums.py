@@ -46,9 +46,10 @@ class Sums:
 
     def __init__(self, order: Sequence[Place]) -> None:
         self.first_nonfinite: NonFinite | None = None
-        self._order = {place: i for i, place in enumerate(order)}
+        self._places, self._order = order, {place: i for i, place in enumerate(order)}
         self._last_layer = max(layer for _, layer in order if layer is not None)
         self._packed: dict[int, _Packed] = {}
+        self._known: dict[_Form, _Form] = {}  # one object for a form, however many places and steps have it
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -56,7 +57,7 @@ class Sums:
         self._step = step
         self._packed.pop(step, None)
         self._forms: dict[Place, _Form] = {}
-        self._found: dict[Place, Statistics] = {}
+        self._figures: dict[int, npt.NDArray[np.float64]] = {}  # by the place's order: a line of `Statistics`
         self._waiting: list[_Waiting] = []
         self._elements = 0
 
@@ -69,14 +70,16 @@ class Sums:
     def end(self) -> None:
         """All values of the step are in."""
         self._flush()
-        places = sorted(self._forms, key=self._order.__getitem__)
-        figures = np.array([self._found[place] for place in places], dtype=np.float64).reshape(-1, 9)
-        self._packed[self._step] = _Packed({place: self._forms[place] for place in places}, figures)
+        known = sorted(self._figures)
+        figures = np.stack([self._figures[i] for i in known]) if known else np.empty((0, 9))
+        self._packed[self._step] = _Packed(
+            {p: self._forms[p] for p in map(self._places.__getitem__, known)}, figures
+        )
 
     def forget(self, place: Place) -> None:
         """A value that came before was only on the way to one that comes now."""
         self._forms.pop(place, None)
-        self._found.pop(place, None)
+        self._figures.pop(self._order[place], None)
         self._waiting = [waiting for waiting in self._waiting if waiting.place != place]
 
     def add(self, place: Place, value: Float[Tensor, "1 ... T Y"], first: int) -> None:
@@ -98,7 +101,7 @@ class Sums:
         found = measure_seen(value, seen, first)
         if found.nonfinite:
             self._note_nonfinite(_Waiting(place, value.where(seen, 0), first))
-        self._join(place, found)
+        self._join(place, np.array(found, dtype=np.float64))
 
     def summaries(self, step: int | None = None) -> list[SiteSummary]:
         """What is known of one step, or of all."""
@@ -108,17 +111,19 @@ class Sums:
         ]
 
     def _note_form(self, place: Place, value: Float[Tensor, "1 ... T Y"]) -> None:
-        before = self._forms.get(place)
-        if before is None:
-            self._forms[place] = _Form(value.shape, value.dtype)
-        else:
-            *head, T, width = value.shape  # of scores and pattern it grows from chunk to chunk
+        before, shape = self._forms.get(place), tuple(value.shape)
+        if before is not None:
+            *head, T, width = shape  # of scores and pattern it grows from chunk to chunk
             shape = (*head, before.shape[-2] + T, max(before.shape[-1], width))
-            self._forms[place] = _Form(shape, value.dtype)
+        form = _Form(shape, value.dtype)
+        self._forms[place] = self._known.setdefault(form, form)
 
-    def _join(self, place: Place, found: Statistics) -> None:
-        before = self._found.get(place)
-        self._found[place] = before.joined(found) if before else found
+    def _join(self, place: Place, line: npt.NDArray[np.float64]) -> None:
+        at = self._order[place]
+        if at in self._figures:
+            before, after = Statistics(*self._figures[at].tolist()), Statistics(*line.tolist())
+            line = np.array(before.joined(after))
+        self._figures[at] = line
 
     def _flush(self) -> None:
         """Measure what is waiting: values of one shape together."""
@@ -127,10 +132,11 @@ class Sums:
             self._note_form(waiting.place, waiting.value)
             groups[waiting.value.shape, waiting.value.dtype, waiting.first].append(waiting)
         for group in groups.values():
-            for waiting, found in zip(group, measure([w.value for w in group], group[0].first), strict=True):
-                if found.nonfinite:
-                    self._note_nonfinite(waiting)
-                self._join(waiting.place, found)
+            lines = measure([waiting.value for waiting in group], group[0].first)
+            for broken in np.flatnonzero(lines[:, -1]):
+                self._note_nonfinite(group[broken])
+            for waiting, line in zip(group, lines, strict=True):
+                self._join(waiting.place, line)
         self._waiting, self._elements = [], 0
 
     def _note_nonfinite(self, at: _Waiting) -> None:
@@ -183,7 +189,7 @@ def _summary(step: int, place: Place, form: _Form, figures: list[float]) -> Site
         step=step,
         layer=layer,
         site=site,
-        shape=tuple(form.shape),
+        shape=form.shape,
         dtype=str(form.dtype).removeprefix("torch."),
         count=int(size),
         mean=mean,

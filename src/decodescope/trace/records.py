@@ -174,7 +174,7 @@ class NonFinite:
     """The first value that is NaN or infinite, in the order of computation.
 
     `before` is the largest finite magnitude at the same position of the site it was computed from, None where
-    that was not looked at; `limit` the largest number of the dtype.
+    that was not looked at or is no longer held; `limit` the largest number of the dtype.
     """
 
     step: int
