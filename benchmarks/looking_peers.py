@@ -103,7 +103,8 @@ def open_ways(session: Session) -> dict[str, Way]:
     traced, lens = nns.nnsight_model(session, tokenizer), tl.lens_model(session, tokenizer)
     return {
         BARE: partial(ours.bare, session),
-        OURS: partial(ours.observed, session),
+        OURS: partial(ours.tapped, session),
+        "decodescope, run, same values": partial(ours.observed, session),
         "decodescope, run as it comes": partial(ours.recorded, session),
         "decodescope, fingerprints of every site": partial(ours.fingerprinted, session),
         "transformers, bare loop": partial(hf.bare, bare),
