@@ -103,7 +103,8 @@ def test_chinese_tokens_keep_the_cells_in_line(cli, starter_path):
         assert not set(cells) - set("·░▒▓█")
         starts.add(cell_len(line.rstrip()) - len(cells))
     assert len(starts) == 1
-    assert all(cell_len(line) <= console.PLAIN_WIDTH for line in lines)
+    # The first line names the model's file, wherever that lies.
+    assert all(cell_len(line) <= console.PLAIN_WIDTH for line in lines[1:])
 
 
 def test_a_long_prompt_is_pooled_into_the_width_and_says_so(cli, tiny):
