@@ -17,7 +17,7 @@ from torch import Tensor
 Values = npt.NDArray[np.float32]
 Sums = npt.NDArray[np.float64]
 
-_AT_ONCE = 2**17  # elements measured together, 1 MB in float64; what is larger is cut by rows
+_AT_ONCE = 2**16  # elements measured together, half a MB in float64; what is larger is cut by rows
 _CANCELLED = 1e-6
 _GOLDEN = 0.6180339887498949
 
