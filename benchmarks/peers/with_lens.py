@@ -14,7 +14,7 @@ from peers.with_transformers import transformers_model
 
 def lens_model(session: Session, tokenizer: Any) -> Any:
     """TransformerBridge around a transformers model of its own."""
-    from transformer_lens.model_bridge import TransformerBridge  # type: ignore[import-not-found]
+    from transformer_lens.model_bridge import TransformerBridge
 
     name = "Qwen/Qwen2.5-Coder-0.5B-Instruct"  # only looked up, the model is given
     model = transformers_model(session)

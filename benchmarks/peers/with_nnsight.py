@@ -12,7 +12,7 @@ from peers.with_transformers import first, module_paths, transformers_model
 
 def nnsight_model(session: Session, tokenizer: Any) -> Any:
     """nnsight around a transformers model of its own."""
-    from nnsight import TransformersModel  # type: ignore[import-not-found]
+    from nnsight import TransformersModel
 
     return TransformersModel(transformers_model(session), tokenizer=tokenizer, task="text-generation")
 

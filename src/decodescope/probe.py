@@ -61,7 +61,6 @@ SITES = (
     Site("logits", "B T V", "final_norm", per_layer=False),
 )
 BY_NAME = {site.name: site for site in SITES}
-ORDER = {site.name: place for place, site in enumerate(SITES)}
 
 
 @dataclass(frozen=True, slots=True)

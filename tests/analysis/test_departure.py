@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from decodescope.analysis.departure import Seen, compare_runs, first_departure, furthest
 from decodescope.observe.statistics import Statistics, measure
-from decodescope.trace.records import PromptToken, Run, SiteSummary
+from decodescope.trace.records import PromptToken, Run
+from decodescope.trace.site_records import SiteSummary
 
 RUN = Run(
     model="m", source="folder", path="p", revision=None, sha256="a", architecture="Qwen2ForCausalLM", dtype="float32",

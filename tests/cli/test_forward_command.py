@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from decodescope.cli import console
-from decodescope.probe import ORDER
+from decodescope.probe import SITES
 from tiny_model import make_tiny_model
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "forward.json"
@@ -57,7 +57,7 @@ def test_json_holds_every_site_in_order_and_fits_the_schema(cli, tiny):
     first = [(site["layer"], site["site"]) for site in found["sites"] if site["step"] == 0]
     assert first[0] == (None, "embed") and first[-2:] == [(None, "final_norm"), (None, "logits")]
     names = [site for layer, site in first if layer == 1]
-    assert names == sorted(names, key=ORDER.__getitem__)
+    assert names == [site.name for site in SITES if site.name in names]
     assert found["sites"][0]["shape"] == [1, 5, 32] and found["first_nonfinite"] is None
     assert {"NaN", "Infinity"}.isdisjoint(json.dumps(found["sites"]).split('"'))
     masked = next(each for each in found["values"] if each["site"] == "scores")["rows"][0]

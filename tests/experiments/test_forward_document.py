@@ -20,7 +20,7 @@ from decodescope.observe.recording import Watch
 from decodescope.observe.selection import places
 from decodescope.options import RunOptions
 from decodescope.text.chat import Prompt
-from decodescope.trace.records import SiteSummary
+from decodescope.trace.site_records import SiteSummary
 from tiny_model import make_tiny_model
 
 LAYERS = 9

@@ -28,7 +28,7 @@ def target(tmp_path: Path) -> Path:
 def offered(server: Server, **changes: object) -> RemoteFile:
     server.files["/w"] = CONTENT
     values: dict[str, object] = {"sha256": sha256(CONTENT), "bytes": len(CONTENT), **changes}
-    return RemoteFile("weights.bin", f"{server.url}/w", **values)  # type: ignore[arg-type]
+    return RemoteFile("weights.bin", f"{server.url}/w", **values)
 
 
 def leave_part(target: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from decodescope.analysis.departure import first_departure
 from decodescope.errors import FindingError, InputError
 from decodescope.observe.recording import Recording, Watch
 from decodescope.observe.selection import places
-from decodescope.trace.records import LayerCost, SiteSummary
+from decodescope.trace.site_records import LayerCost, SiteSummary
 from decodescope.trace.store import read_sites, read_trace, saved_tensors
 from tiny_model import make_tiny_model
 
@@ -315,3 +315,9 @@ def test_a_fault_inside_leaves_the_session_free(session):
 def test_a_pattern_that_names_nothing_is_refused(session, pattern):
     with pytest.raises(InputError, match="No site is called"), session.observe([pattern]):
         pass
+
+
+def test_a_single_pattern_may_be_given_as_it_is(session):
+    with session.observe("layers.1.q") as recording:
+        session.run("Hi", max_new_tokens=1)
+    assert recording.kept.places() == {("q", 1)}

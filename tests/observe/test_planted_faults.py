@@ -13,7 +13,7 @@ from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.observe.recording import Watch
 from decodescope.probe import BY_NAME as SITES
-from decodescope.trace.records import SiteSummary
+from decodescope.trace.site_records import SiteSummary
 
 TOLERANCE = 1e-4
 FAMILIES = ["qwen2-gqa", "qwen3-gqa", "llama-gqa", "mistral-window"]

@@ -15,9 +15,9 @@ from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
 from decodescope.observe.recording import Recording, Watch
-from decodescope.observe.selection import address, places, select_layers
-from decodescope.probe import ORDER
-from decodescope.trace.records import SiteSummary
+from decodescope.observe.selection import places, select_layers
+from decodescope.probe import SITES
+from decodescope.trace.site_records import SiteSummary, address
 from site_references import Everything
 
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -113,7 +113,7 @@ def test_a_summary_for_every_site_and_step_in_the_order_of_computation(model):
 
 def test_the_order_of_computation_is_that_of_the_table(model):
     sites = [site for site, layer in places(model.config) if layer in (None, 0)]
-    assert sites == sorted(sites, key=ORDER.__getitem__)
+    assert sites == [site.name for site in SITES if site.name in sites]
 
 
 # --- what is kept and what is summed up

@@ -13,7 +13,7 @@ from decodescope.model import decoder
 from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.observe.selection import Place, places
-from decodescope.probe import ORDER, Attended
+from decodescope.probe import SITES, Attended
 from families import BY_NAME
 from site_references import (
     BOUND,
@@ -56,7 +56,7 @@ def test_every_value_of_a_left_padded_batch_is_the_references(pair):
 
 
 def test_only_scores_lack_a_value_of_transformers():
-    assert ORDER.keys() - HOOKS.keys() - DERIVED.keys() == {"scores"}
+    assert {site.name for site in SITES} - HOOKS.keys() - DERIVED.keys() == {"scores"}
 
 
 # --- the comparison itself

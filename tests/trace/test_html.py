@@ -15,7 +15,8 @@ from decodescope import Session
 from decodescope.locale import set_language
 from decodescope.trace.html import sites_html, trace_html
 from decodescope.trace.markup import tag, text
-from decodescope.trace.records import SiteSummary, Step, Trace
+from decodescope.trace.records import Step, Trace
+from decodescope.trace.site_records import SiteSummary
 from tiny_model import make_tiny_model
 
 TAGS = {

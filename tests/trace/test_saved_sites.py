@@ -24,8 +24,9 @@ from sample_records import (
 )
 
 from decodescope.errors import InputError
-from decodescope.trace.records import SiteSummary, end_of, path_to
+from decodescope.trace.records import end_of, path_to
 from decodescope.trace.schema import DATABASE, build
+from decodescope.trace.site_records import SiteSummary
 from decodescope.trace.store import TraceWriter, read_sites, read_trace, saved_tensors
 
 SUMMARIES = st.builds(

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from decodescope.trace.records import Run, SiteSummary
+from decodescope.trace.records import Run
+from decodescope.trace.site_records import SiteSummary
 
 # Between a dtype and float32 the largest distance of any site, on 30 layers and 751 positions of a real model, was
 # 1.6e-2 (bfloat16) and 2.8e-3 (float16): three times that. In float32 kernels agree within 1e-5: ten times that.

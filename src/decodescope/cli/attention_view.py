@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli.console import draw_notes, line, out
 from decodescope.cli.shades import Shaded, room_for_cells, scale_line, shaded_lines
+from decodescope.cli.tables import draw_heading, plain_table
 from decodescope.cli.units import number, percent
 from decodescope.locale import translate as t
 from decodescope.visible import token_text
@@ -124,7 +124,8 @@ def _draw_shaded(
 
 def _draw_figures(report: "AttentionReport", heads: Sequence["HeadAttention"]) -> None:
     """The heads of one layer, those of a KV head together."""
-    table = _table((*_HEAD_COLUMNS, *(column for column, _ in _SHARES.values()), "attention.character"))
+    shares = (column for column, _ in _SHARES.values())
+    table = plain_table((*_HEAD_COLUMNS, *shares, "attention.character"), _LEFT)
     table.add_column(t("attention.top"), no_wrap=True)
     for kv_head, group in groupby(heads, key=lambda head: head.kv_head):
         for number_in_group, head in enumerate(group):
@@ -143,7 +144,7 @@ def _draw_figures(report: "AttentionReport", heads: Sequence["HeadAttention"]) -
 
 def _draw_characters(heads: Sequence["HeadAttention"]) -> None:
     """The heads that live on one share, the strongest of each kind, by layer and KV head."""
-    table = _table(("attention.character", "attention.how_many"))
+    table = plain_table(("attention.character", "attention.how_many"), _LEFT)
     table.add_column(t("attention.strongest"), no_wrap=True)
     table.add_column("", no_wrap=True)
     for name, (column, share) in _SHARES.items():
@@ -188,11 +189,4 @@ def _style(kv_head: int) -> str:
 
 def _heading(text: str) -> None:
     out().print()
-    out().print(line((text, "bold")))
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 0, 0, 2))
-    for key in columns:
-        table.add_column(t(key), justify="left" if key in _LEFT else "right", no_wrap=True)
-    return table
+    draw_heading(text)

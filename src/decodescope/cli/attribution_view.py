@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli.bars import bar
 from decodescope.cli.console import line, out
+from decodescope.cli.tables import plain_table
 from decodescope.cli.units import number
 from decodescope.locale import translate as t
 from decodescope.visible import token_text
@@ -37,7 +37,7 @@ def _draw_layers(shares: "Attribution") -> None:
         abs(shares.embed_logit),
         *(max(abs(layer.attention_logit), abs(layer.mlp_logit)) for layer in shares.layers),
     )
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 0, 0, 2))
+    table = plain_table()
     for heading in (t("lens.layer"), t("lens.attention"), "", t("lens.mlp"), ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.add_row(Text(t("lens.embedding")), *_share(shares.embed_logit, widest))
@@ -51,7 +51,8 @@ def _draw_layers(shares: "Attribution") -> None:
 def _draw_heads(shares: "Attribution") -> None:
     out().print(line((t("lens.heads"), "dim")))
     widest = max(abs(head.logit) for head in shares.strongest_heads)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 0, 0, 2))
+    table = plain_table()
+    table.show_header = False
     for head in shares.strongest_heads:
         place = t("lens.head", layer=head.layer, head=head.head, kv_head=head.kv_head)
         table.add_row(Text(place), *_share(head.logit, widest))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from decodescope.cli import options as o
-from decodescope.cli.forward_verdict import address
+from decodescope.cli.forward_verdict import place
 from decodescope.cli.forward_view import draw_forward
 from decodescope.cli.one_prompt import opened
 from decodescope.cli.units import parsed_bytes
@@ -103,13 +103,13 @@ def _raise_findings(report: "ForwardReport") -> None:
     """A fault that the numbers show is the exit code 1. Raises FindingError."""
     broken, against = report.first_nonfinite, report.against
     if broken is not None:
-        raise FindingError("forward.nonfinite", site=address(broken), position=broken.position)
+        raise FindingError("forward.nonfinite", site=place(broken), position=broken.position)
     if against is None:
         return
     if against.ids_part_at is not None:
         raise FindingError("forward.ids_part", position=against.ids_part_at, folder=against.folder)
     if against.departure is not None:
         departs = against.departure
-        raise FindingError("forward.departs", site=address(departs), step=departs.step, folder=against.folder)
+        raise FindingError("forward.departs", site=place(departs), step=departs.step, folder=against.folder)
     if against.tokens_part_at is not None:
         raise FindingError("forward.tokens_part", step=against.tokens_part_at, folder=against.folder)

@@ -7,20 +7,21 @@ from rich.text import Text
 from decodescope.cli.console import line, out
 from decodescope.cli.units import binary_bytes, count, figure
 from decodescope.locale import translate as t
+from decodescope.trace.site_records import address
 from decodescope.visible import token_text
 
 if TYPE_CHECKING:
     from decodescope.analysis.departure import Comparison, Departure
     from decodescope.experiments.forward_records import ForwardReport
     from decodescope.observe.kept import Dropped
-    from decodescope.trace.records import NonFinite
+    from decodescope.trace.site_records import NonFinite
 
 _SHOWN_DROPPED = 8
 
 
-def address(at: "NonFinite | Departure | Dropped") -> str:
+def place(at: "NonFinite | Departure | Dropped") -> str:
     """`layers.3.up`, or `embed`."""
-    return at.site if at.layer is None else f"layers.{at.layer}.{at.site}"
+    return address(at.site, at.layer)
 
 
 def draw_reference(against: "Comparison") -> None:
@@ -63,9 +64,9 @@ def _explain(text: str) -> None:
 
 def _draw_nonfinite(broken: "NonFinite", report: "ForwardReport") -> None:
     token = token_text(report.token_at(broken.position))
-    place = {"site": address(broken), "position": broken.position, "token": token, "step": broken.step}
+    at = {"site": place(broken), "position": broken.position, "token": token, "step": broken.step}
     index = ", ".join(map(str, broken.index))
-    said = t("forward.nonfinite", value=broken.value, index=index, **place)
+    said = t("forward.nonfinite", value=broken.value, index=index, **at)
     limit = t("forward.limit", dtype=broken.dtype, limit=figure(broken.limit, 5))
     out().print(line((said, "bold red")))
     if broken.before is not None:
@@ -79,7 +80,7 @@ def _draw_comparison(against: "Comparison") -> None:
     if departs is not None:
         values = {"figure": departs.figure, "here": departs.here, "there": departs.there}
         apart = {"distance": figure(departs.distance), "tolerance": figure(against.tolerance)}
-        said = t("forward.departs", site=address(departs), step=departs.step, **values, **apart)
+        said = t("forward.departs", site=place(departs), step=departs.step, **values, **apart)
         out().print(line((said, "bold red")))
     elif against.compared:
         said = t("forward.departs_nowhere", distance=figure(against.largest_distance))
@@ -95,7 +96,7 @@ def _draw_kept(report: "ForwardReport") -> None:
         sizes = {"bytes": binary_bytes(report.kept_bytes), "budget": binary_bytes(report.budget_bytes)}
         out().print(line(t("forward.kept", count=count(len(report.kept)), **sizes)))
     for gone in report.dropped[:_SHOWN_DROPPED]:
-        said = t("forward.dropped", site=address(gone), step=gone.step, bytes=binary_bytes(gone.bytes))
+        said = t("forward.dropped", site=place(gone), step=gone.step, bytes=binary_bytes(gone.bytes))
         out().print(line("  ", (said, "yellow")))
     if report.dropped[_SHOWN_DROPPED:]:
         rest = count(len(report.dropped[_SHOWN_DROPPED:]))

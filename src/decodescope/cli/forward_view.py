@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from decodescope.analysis.residual import StreamChange
     from decodescope.experiments.forward_records import Edges, ForwardReport, Pass
-    from decodescope.trace.records import LayerCost, SiteSummary
+    from decodescope.trace.site_records import LayerCost, SiteSummary
 
 _NOT_SAID = "note.observed"  # of the trace's times; those shown here are without what looking took
 _SITE_CELLS, _BROKEN_CELLS = 11, 8

@@ -10,6 +10,7 @@ from rich.text import Text
 from decodescope.cli.bars import bar, sparkline
 from decodescope.cli.console import draw_notes, line, out
 from decodescope.cli.one_prompt import tell_image
+from decodescope.cli.tables import draw_heading, plain_table
 from decodescope.cli.units import binary_bytes, count, milliseconds, number
 from decodescope.locale import translate as t
 from decodescope.visible import token_text, visible
@@ -46,8 +47,8 @@ def draw_table(report: "CacheReport") -> None:
 
 
 def _draw_steps(report: "CacheReport") -> None:
-    _heading(t("kv.growth", prompt=report.prompt_tokens, new=len(report.steps)))
-    table = _table(_STEP_COLUMNS)
+    draw_heading(t("kv.growth", prompt=report.prompt_tokens, new=len(report.steps)))
+    table = plain_table(_STEP_COLUMNS, _LEFT)
     for step in report.steps:
         cells = (count(step.step), token_text(step.text), count(step.fed_tokens), count(step.cached_tokens))
         sizes = (count(step.used_bytes), count(step.allocated_bytes), milliseconds(step.seconds))
@@ -61,8 +62,8 @@ def _draw_steps(report: "CacheReport") -> None:
 
 
 def _draw_layers(report: "CacheReport") -> None:
-    _heading(t("kv.layers"))
-    table = _table(_LAYER_COLUMNS)
+    draw_heading(t("kv.layers"))
+    table = plain_table(_LAYER_COLUMNS, _LEFT)
     for layer in report.layers:
         sizes = (count(layer.used_bytes), count(layer.allocated_bytes))
         cells = (str(layer.layer), str(list(layer.shape)), layer.dtype, layer.device, *sizes)
@@ -80,12 +81,12 @@ def _draw_layers(report: "CacheReport") -> None:
 
 def _draw_costs(report: "CacheReport") -> None:
     gqa, fit = report.gqa, report.fit
-    _heading(t("kv.costs"))
+    draw_heading(t("kv.costs"))
     saving = {"heads": gqa.query_heads, "kv_heads": gqa.kv_heads, "ratio": f"{gqa.ratio:g}"}
     both = {"bytes": count(gqa.bytes_per_token), "mha": count(gqa.mha_bytes_per_token)}
     out().print(line("  ", t("kv.gqa", **saving, **both)))
     lengths = tuple(report.cache_dtypes[0].bytes_at)
-    table = _table(_DTYPE_COLUMNS)
+    table = plain_table(_DTYPE_COLUMNS, _LEFT)
     for length in lengths:
         table.add_column(f"{length // 1024}k{'*' if length > fit.context else ''}", justify="right")
     table.add_column("")
@@ -104,8 +105,8 @@ def _draw_costs(report: "CacheReport") -> None:
 def draw_curve(report: "CacheReport") -> None:
     """With and without the cache, at every length measured."""
     if report.compared:
-        _heading(t("kv.curve", new=report.cached[0].new_tokens, repeats=len(report.cached[0].repeats_seconds)))
-        table = _table(_CURVE_COLUMNS)
+        draw_heading(t("kv.curve", new=report.cached[0].new_tokens, repeats=len(report.cached[0].repeats_seconds)))
+        table = plain_table(_CURVE_COLUMNS, _LEFT)
         longest = max(timing.seconds for timing in (*report.cached, *report.uncached))
         for cached, uncached in zip(report.cached, report.uncached, strict=True):
             _add_timing(table, cached, t("kv.with_cache"), "green", longest)
@@ -150,17 +151,6 @@ def write_picture(path: Path, report: "CacheReport") -> None:
     tell_image(path, missing)
 
 
-def _heading(text: str) -> None:
-    out().print(line((text, "bold")))
-
-
 def _beside(formula: int, agrees: bool) -> Text:
     """A number of the formula, and whether what was measured is the same."""
     return Text.assemble(count(formula), (" ✓", "green") if agrees else (" ✗", "red"))
-
-
-def _table(columns: Iterable[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 0, 0, 2))
-    for key in columns:
-        table.add_column(t(key), justify="left" if key in _LEFT else "right", no_wrap=True)
-    return table

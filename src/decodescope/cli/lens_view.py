@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
-from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli.attribution_view import draw_attribution
 from decodescope.cli.bars import bar
 from decodescope.cli.console import draw_notes, line, out
+from decodescope.cli.tables import plain_table
 from decodescope.cli.units import number, percent
 from decodescope.locale import translate as t
 from decodescope.visible import token_text
@@ -63,8 +63,7 @@ def _prompt_rows(report: "LensReport") -> Iterable[Text]:
 def _draw_position(position: "LensPosition", target: "LensToken | None") -> None:
     out().print(_headline(position))
     tokens = _token_columns(position, target)
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 0, 0, _GAP))
-    table.add_column(t("lens.layer"), justify="right", no_wrap=True)
+    table = plain_table(("lens.layer",))
     table.add_column("", no_wrap=True)
     for rank in range(len(tokens)):
         table.add_column("" if rank else t("lens.said"), no_wrap=True)

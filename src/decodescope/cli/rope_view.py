@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli.bars import bar
-from decodescope.cli.console import line, out
+from decodescope.cli.console import out
+from decodescope.cli.tables import draw_heading, plain_table
 from decodescope.cli.units import count, number
 from decodescope.locale import translate as t
 from decodescope.visible import token_text, visible
@@ -46,10 +46,10 @@ def _draw_pairs(report: "RopeReport") -> None:
         "kind": report.kind,
         "settings": f" ({settings})" if settings else "",
     }
-    _heading(t("rope.title", **named, pairs=len(report.pairs), size=report.head_dim))
+    draw_heading(t("rope.title", **named, pairs=len(report.pairs), size=report.head_dim))
     for said in _remarks(report):
         _say(said)
-    table = _table(_PAIR_COLUMNS)
+    table = plain_table(_PAIR_COLUMNS, _LEFT)
     for pair in report.pairs:
         angle = (f"{pair.angle_radians:,.4f}", f"{pair.turns:,.4f}", number(pair.cos, 4), number(pair.sin, 4))
         slowed = "" if pair.slowed == 1 else f"÷ {pair.slowed:.4g}"
@@ -77,8 +77,8 @@ def _remarks(report: "RopeReport") -> Iterable[str]:
 
 def _draw_law(law: "DistanceLaw") -> None:
     whose = {"layer": law.layer, "head": law.head, "kv_head": law.kv_head}
-    _heading(t("rope.law", **whose, token=token_text(law.text), position=law.position))
-    table = _table(("rope.distance",))
+    draw_heading(t("rope.law", **whose, token=token_text(law.text), position=law.position))
+    table = plain_table(("rope.distance",), _LEFT)
     for start in law.starts:
         table.add_column(f"n = {count(start)}", justify="right", no_wrap=True)
     for key in ("rope.spread", "rope.spread_float64"):
@@ -100,12 +100,12 @@ def _draw_law(law: "DistanceLaw") -> None:
 
 def _draw_order(order: "WordOrder") -> None:
     first, second = order.orders
-    _heading(t("rope.order", first=first.text, second=second.text))
+    draw_heading(t("rope.order", first=first.text, second=second.text))
     for one in order.orders:
         _say(f"{'│'.join(map(token_text, one.texts))}  [{' '.join(map(str, one.token_ids))}]", "dim")
     if order.by_character:
         _say(t("rope.by_character"))
-    table = _table(("rope.rotation", "rope.mask", "rope.row"))
+    table = plain_table(("rope.rotation", "rope.mask", "rope.row"), _LEFT)
     for depth in order.depths:
         table.add_column(t("rope.after", layers=depth), justify="right", no_wrap=True)
     for key in ("rope.noise", "rope.from_layer", "rope.next"):
@@ -159,14 +159,3 @@ def _small(value: float) -> str:
 def _say(text: str, style: str = "") -> None:
     """A sentence, broken at the width of the terminal."""
     out().print(Padding(Text(visible(text), style), (0, 0, 0, 2)), soft_wrap=False)
-
-
-def _heading(text: str) -> None:
-    out().print(line((text, "bold")))
-
-
-def _table(columns: Iterable[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 0, 0, 2))
-    for key in columns:
-        table.add_column(t(key), justify="left" if key in _LEFT else "right", no_wrap=True)
-    return table

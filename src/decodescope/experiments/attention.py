@@ -5,7 +5,7 @@ cached keys (`probe.Attended`), and how well is measured against the layer's own
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from decodescope.experiments.attention_records import (
     spans_of,
 )
 from decodescope.experiments.positions import select_positions
+from decodescope.model.checkpoint import Progress
 from decodescope.model.config import ModelConfig
 from decodescope.observe.recording import Watch
 from decodescope.observe.selection import select_layers, select_numbers
@@ -30,7 +31,6 @@ from decodescope.session import Session
 from decodescope.text.chat import Prompt
 from decodescope.trace.records import Run, Step
 
-Progress = Callable[[int, int], None]  # told (positions read, in all)
 _SAID_ELSEWHERE = {"note.observed"}  # attention tells no times
 
 MOST_WEIGHTS = 2**22  # that are kept as rows: some 100 MB as a document
@@ -53,7 +53,7 @@ class AttentionPlan:
 
     def __post_init__(self) -> None:
         if self.steps < 0:
-            raise InputError("attention.steps", value=self.steps)
+            raise InputError("steps", value=self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from decodescope.errors import InputError
 from decodescope.experiments.cache_records import CacheReport, Comparison, Timing
 from decodescope.experiments.cache_table import memory_of, watch_cache
 from decodescope.experiments.passes import counted
+from decodescope.model.checkpoint import Progress
 from decodescope.model.config import ModelConfig
 from decodescope.model.cost import kv_bytes_per_token
 from decodescope.options import RunOptions
 from decodescope.session import Session
 from decodescope.text.chat import Prompt
-
-Progress = Callable[[int, int], None]  # told (token-forwards done, in all)
 
 
 @dataclass(frozen=True, slots=True)

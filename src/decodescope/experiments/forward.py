@@ -15,11 +15,12 @@ from decodescope.live import LiveRun
 from decodescope.model.checkpoint import Progress
 from decodescope.model.config import ModelConfig
 from decodescope.observe.recording import DEFAULT_BUDGET, Recording, Watch
-from decodescope.observe.selection import Place, address, places, select, select_layers
+from decodescope.observe.selection import Place, places, select, select_layers
 from decodescope.options import RunOptions
 from decodescope.session import Session
 from decodescope.text.chat import Prompt
 from decodescope.trace.records import Trace
+from decodescope.trace.site_records import address
 from decodescope.trace.store import read_sites, read_trace, saved_tensors
 
 
@@ -50,7 +51,7 @@ class ForwardPlan:
 
     def __post_init__(self) -> None:
         if self.steps < 0:
-            raise InputError("forward.steps", value=self.steps)
+            raise InputError("steps", value=self.steps)
         if self.keep and self.save is None:
             raise InputError("run.keep_needs_save")
         if self.tolerance is not None and self.against is None:

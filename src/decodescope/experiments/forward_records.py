@@ -6,7 +6,8 @@ from decodescope.analysis.departure import Comparison, Departure
 from decodescope.analysis.residual import StreamChange
 from decodescope.experiments.rope_records import RopeReport
 from decodescope.observe.kept import Dropped
-from decodescope.trace.records import FinishReason, LayerCost, NonFinite, PromptToken, SiteSummary
+from decodescope.trace.records import FinishReason, PromptToken
+from decodescope.trace.site_records import LayerCost, NonFinite, SiteSummary
 from decodescope.trace.tensors import SavedTensor
 
 

@@ -25,6 +25,7 @@ from decodescope.experiments.lens_records import (
     LensToken,
 )
 from decodescope.experiments.positions import select_positions
+from decodescope.model.checkpoint import Progress
 from decodescope.observe.recording import DEFAULT_BUDGET, Recording, Watch
 from decodescope.observe.selection import select_layers
 from decodescope.options import RunOptions
@@ -34,7 +35,6 @@ from decodescope.trace.records import Trace
 
 KEPT = ("embed", "z", "attn_out", "mlp_out", "resid_post", "logits")
 _SAID_ELSEWHERE = {"note.observed"}  # the lens tells no times
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LensPlan:
 
     def __post_init__(self) -> None:
         if self.steps < 0:
-            raise InputError("lens.steps", value=self.steps)
+            raise InputError("steps", value=self.steps)
         if self.top < 1:
             raise InputError("lens.top", value=self.top)
 

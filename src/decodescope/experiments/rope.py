@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from decodescope.analysis.attention import kv_head_of
 from decodescope.errors import InputError
 from decodescope.experiments.rope_records import DistanceLaw, DistanceRow, RopePair, RopeReport
 from decodescope.experiments.word_order import compare_orders
@@ -111,7 +112,7 @@ def _pair(i: int, half: int, frequency: float, plain: float, slowed: float, *at_
 def measure_law(session: Session, prompt: Prompt, plan: RopePlan) -> DistanceLaw:
     """The q and the k of the prompt's last token in one head, multiplied at many distances from many starts."""
     config, last = session.model.config, len(prompt.tokens) - 1
-    kv_head = plan.head * config.num_key_value_heads // config.num_attention_heads
+    kv_head = kv_head_of(plan.head, config.num_attention_heads, config.num_key_value_heads)
     q, k = _query_and_key(session, prompt, plan, kv_head)
     norms = float(q.norm() * k.norm()) * session.model.rope_factor**2
     starts = tuple(n for n in STARTS if n < config.max_position_embeddings)

@@ -9,7 +9,8 @@ from jaxtyping import Shaped
 from safetensors import safe_open
 from torch import Tensor
 
-from decodescope.observe.selection import Place, address
+from decodescope.observe.selection import Place
+from decodescope.trace.site_records import address
 from decodescope.trace.tensors import SavedTensor
 
 

@@ -6,7 +6,8 @@ import torch
 
 from decodescope.observe.clock import memory_now
 from decodescope.probe import Shown, Tap
-from decodescope.trace.records import LayerCost, Memory
+from decodescope.trace.records import Memory
+from decodescope.trace.site_records import LayerCost
 
 _ENDS = ("resid_post", "logits")  # of a layer, and of the pass
 

@@ -15,11 +15,11 @@ from decodescope.errors import InputError
 from decodescope.model.config import ModelConfig
 from decodescope.observe.kept import Dropped, KeptTensors
 from decodescope.observe.layer_clock import LayerClock
-from decodescope.observe.selection import Place, address, places, select
+from decodescope.observe.selection import Place, places, select
 from decodescope.observe.sums import Sums
 from decodescope.probe import Attended, Shown, Tap, attention_pattern
 from decodescope.trace.html import sites_html
-from decodescope.trace.records import LayerCost, NonFinite, SiteSummary
+from decodescope.trace.site_records import LayerCost, NonFinite, SiteSummary, address
 
 DEFAULT_BUDGET = 256 * 2**20
 _AT_THE_END = {("final_norm", None), ("logits", None)}
@@ -75,6 +75,7 @@ class Recording:
         """
         self._step, self._start, self._stop, self._every_logit = step, start, stop, every_logit
         self._rows.clear()
+        self._later = []  # of passes that were broken off
         if self.watch.steps is not None and step not in self.watch.steps:
             return None
         self.kept.begin(step)

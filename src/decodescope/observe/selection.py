@@ -6,13 +6,9 @@ from fnmatch import fnmatchcase
 from decodescope.errors import InputError
 from decodescope.model.config import ModelConfig
 from decodescope.probe import BY_NAME, SITES
+from decodescope.trace.site_records import address
 
 Place = tuple[str, int | None]  # site and layer; None for embed, final_norm and logits
-
-
-def address(site: str, layer: int | None) -> str:
-    """`layers.3.pattern`, or `embed`."""
-    return site if layer is None else f"layers.{layer}.{site}"
 
 
 def places(config: ModelConfig) -> tuple[Place, ...]:
@@ -30,6 +26,7 @@ def select(config: ModelConfig, patterns: Iterable[str]) -> frozenset[Place]:
     `*` stands for any characters, and a negative layer counts from the last one. Raises InputError for a
     pattern that names nothing.
     """
+    patterns = [patterns] if isinstance(patterns, str) else patterns
     known = places(config)
     by_address = {address(*place): place for place in known}
     chosen: set[Place] = set()

@@ -14,7 +14,7 @@ from torch import Tensor
 from decodescope.observe.selection import Place
 from decodescope.observe.statistics import Statistics, measure, measure_seen
 from decodescope.probe import BY_NAME
-from decodescope.trace.records import NonFinite, SiteSummary
+from decodescope.trace.site_records import NonFinite, SiteSummary
 
 _PENDING = 2**20  # elements that may wait to be measured; a layer is never cut
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
 from decodescope.trace.markup import Markup, cell, ends, joined, table, tag, text, view
-from decodescope.trace.records import Candidate, End, PromptToken, Run, SiteSummary, Step, Trace
+from decodescope.trace.records import Candidate, End, PromptToken, Run, Step, Trace
+from decodescope.trace.site_records import SiteSummary, address
 from decodescope.visible import token_text
 
 SHOWN_PROMPT, SHOWN_TOKENS, SHOWN_STEPS, SHOWN_SITES = (60, 60), (1200, 300), (40, 12), (60, 20)  # first, last
@@ -189,12 +190,11 @@ def sites_html(
 
 
 def _site_row(found: SiteSummary) -> Markup:
-    place = found.site if found.layer is None else f"layers.{found.layer}.{found.site}"
     figures = (found.mean, found.std, found.min, found.max, found.l2)
     return tag(
         "tr",
         cell(found.step, _NUMBER),
-        cell(place + (" *" if found.recomputed else "")),
+        cell(address(found.site, found.layer) + (" *" if found.recomputed else "")),
         cell("×".join(map(str, found.shape))),
         cell(found.dtype),
         tag("td", _spread(found)),

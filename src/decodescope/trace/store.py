@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,8 +18,9 @@ from typing import Any, Self
 
 from decodescope.errors import InputError, ResourceError
 from decodescope.trace.opening import opened
-from decodescope.trace.records import End, Run, Setting, SiteSummary, Stage, Step, Trace, end_of
+from decodescope.trace.records import End, Run, Setting, Stage, Step, Trace, end_of
 from decodescope.trace.schema import DATABASE, build
+from decodescope.trace.site_records import SiteSummary
 from decodescope.trace.tables import (
     CANDIDATE,
     ENDING,
@@ -216,10 +216,10 @@ def read_sites(folder: Path) -> list[SiteSummary]:
     """
     trace = read_trace(folder)
     parents = {step.node: step.parent for step in trace.steps}
-    saved: dict[int, list[SiteSummary]] = defaultdict(list)
+    saved: dict[int, list[SiteSummary]] = {}
     with opened(folder) as reader:
         for _, node, *values in reader.rows(SITE):
-            saved[node].append(SiteSummary(*values))
+            saved.setdefault(node, []).append(SiteSummary(*values))
     # Tokens that follow the same one were chosen from the same pass, whichever of them it is saved under.
     after = {parents[node]: found for node, found in saved.items() if node in parents}
     unchosen = [found for node, found in saved.items() if node not in parents]
