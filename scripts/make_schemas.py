@@ -13,8 +13,11 @@ from pydantic import TypeAdapter
 from decodescope.catalogue import ModelCard, Pulled, Tokenization
 from decodescope.experiments.attention_records import AttentionReport
 from decodescope.experiments.cache_records import CacheReport
+from decodescope.experiments.conversation import Turn
+from decodescope.experiments.fork_records import ForkReport
 from decodescope.experiments.forward_records import ForwardReport
 from decodescope.experiments.lens_records import LensReport
+from decodescope.experiments.sample_records import SampleReport
 from decodescope.trace.lines import NONFINITE, TYPES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
@@ -33,6 +36,9 @@ def schemas() -> dict[str, dict[str, Any]]:
         "lens.json": LensReport,
         "attention.json": AttentionReport,
         "forward.json": ForwardReport,
+        "fork.json": ForkReport,
+        "sample.json": SampleReport,
+        "turn.json": Turn,
     }
     return lines | {name: _document_schema(name, record) for name, record in documents.items()}
 

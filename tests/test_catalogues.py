@@ -9,7 +9,7 @@ import pytest
 
 from decodescope.locale import LANGUAGES, catalogue, set_language, translate
 from decodescope.sampling.params import Origin
-from decodescope.trace.records import FinishReason
+from decodescope.trace.records import Action, FinishReason
 from repository import modules
 
 # What is called with the name of a sentence, and what it puts in front of that name.
@@ -27,6 +27,12 @@ GIVEN_BY_CALLED = {"foreign_faults": {"reason"}}  # placeholders that the callee
 PUT_TOGETHER = {
     *(f"origin.{name.replace(' ', '_')}" for name in get_args(Origin)),
     *(f"finish.{name}" for name in get_args(FinishReason)),
+    *(f"guard.{room}.{name}" for room in ("action", "did") for name in get_args(Action)),
+    *(
+        f"chat.column.{name}"
+        for name in ("turn", "prompt", "reused", "read", "prefill", "new", "speed", "cache", "finish")
+    ),
+    *(f"step.help.{name}" for name in ("next", "rank", "id", "text", "back", "run_on", "quit")),
     *(
         f"pull.source.{name}"
         for name in ("cache", "file", "folder", "hub", "mirror", "modelscope", "ollama", "wheels")

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodescope.generate import Decoding, Limits, generate
+from decodescope.errors import InputError
+from decodescope.generate import Decoding, Limits, Past, generate
 from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.sampling.params import SamplingParams
@@ -145,3 +146,75 @@ def test_reading_a_long_prompt_tells_how_far_it_is(model):
     decoding.on_prefill = lambda done, total: told.append((done, total))
     run_to_end(decoding)
     assert told == [(4, 10), (8, 10), (10, 10)]
+
+
+SETTINGS = [
+    SamplingParams(),
+    DRAWN,
+    SamplingParams(temperature=0.6, top_k=9, seed=3),
+    SamplingParams(repetition_penalty=1.4),
+    SamplingParams(temperature=1.4, min_p=0.02, seed=11),
+]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("limits", [{}, {"use_cache": False}, {"prefill_chunk": 4}], ids=str)
+def test_rows_with_one_prompt_are_read_once_and_equal_the_rows_alone(tiny_folders, name, limits):
+    model, _ = load_model(tiny_folders[name])
+    prompt, read = prompt_of(13), []
+    decoding = Decoding(model, [prompt] * len(SETTINGS), list(map(Sampler, SETTINGS)), Limits(18, **limits))
+    rows: dict[int, list[int]] = {row: [] for row in decoding.active}
+    watch = model.register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
+    while decoding.active:
+        decoding.forward()
+        for decoded in decoding.choose():
+            rows[decoded.row].append(decoded.choice.token_id)
+    watch.remove()
+    assert sum(B * T for B, T in read if B == 1) == 13
+    alone = [run_to_end(Decoding(model, [prompt], [Sampler(p)], Limits(18, **limits))) for p in SETTINGS]
+    assert list(rows.values()) == alone
+
+
+def test_rows_that_end_at_the_first_token_leave_the_shared_past_to_the_others(model):
+    prompt = prompt_of(9)
+    first = run_to_end(Decoding(model, [prompt], [Sampler(SamplingParams())], Limits(1)))
+    params = [SamplingParams(), DRAWN, SamplingParams()]
+    decoding = Decoding(model, [prompt] * 3, list(map(Sampler, params)), Limits(8, frozenset(first)))
+    found = []
+    while decoding.active:
+        decoding.forward()
+        found += [d for d in decoding.choose() if d.row == 1]
+    alone = run_to_end(Decoding(model, [prompt], [Sampler(DRAWN)], Limits(8, frozenset(first))))
+    assert [d.choice.token_id for d in found] == alone and len(alone) > 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(same=st.integers(0, 12), other=st.integers(0, 6), made=st.integers(0, 5), chunk=st.integers(1, 9))
+def test_a_past_is_used_as_far_as_it_is_ours_and_changes_nothing(model, same, other, made, chunk):
+    earlier = Decoding(model, [prompt_of(12, 1)], [Sampler(SamplingParams())], Limits(6))
+    run_to_end(earlier)
+    past, limits = earlier.past(), Limits(7, prefill_chunk=chunk)
+    prompt = [*past.ids[:same], *prompt_of(other + 1, 2)]
+    answer = tuple(prompt_of(made, 3))
+    forked = Past(answer, past.ids, past.cache.fork())
+    found = run_to_end(Decoding(model, [prompt], [Sampler(SamplingParams())], limits, forked))
+    assert found == run_to_end(Decoding(model, [prompt], [Sampler(SamplingParams())], limits, Past(answer)))
+    assert earlier.cache.length == len(past.ids)
+
+
+def test_tokens_laid_down_overrule_the_sampler_and_its_draws_go_on(model):
+    prompt, sampler = prompt_of(7), Sampler(DRAWN)
+    decoding = Decoding(model, [prompt], [sampler], Limits(6))
+    decoding.force(0, [5, 6])
+    made = []
+    while decoding.active:
+        decoding.forward()
+        made += decoding.choose()
+    assert [d.choice.token_id for d in made][:2] == [5, 6]
+    assert [(d.choice.forced, d.choice.drawn) for d in made] == [(True, False)] * 2 + [(False, True)] * 4
+    later = Sampler(DRAWN)
+    later.draws = 2
+    rest = run_to_end(Decoding(model, [prompt], [later], Limits(6), Past((5, 6))))
+    assert [d.choice.token_id for d in made][2:] == rest
+    with pytest.raises(InputError, match="99999"):
+        Decoding(model, [prompt], [Sampler(DRAWN)], Limits(6)).force(0, [99999])

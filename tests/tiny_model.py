@@ -30,10 +30,15 @@ def make_tiny_model(folder: Path, **changes: Any) -> Path:
         do_sample=True, temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05, eos_token_id=[IM_END, 258]
     )
     model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """The byte tokenizer and the chat template; needs a vocabulary of 259 or more."""
     _tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 def _tokenizer() -> Tokenizer:

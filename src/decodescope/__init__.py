@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from decodescope.options import RunOptions
     from decodescope.session import Session
     from decodescope.trace.records import Step, Trace
-    from decodescope.trace.store import read_trace
+    from decodescope.trace.saved import read_trace
 
 __version__ = "0.1.0"
 __all__ = ["DecodescopeError", "InputError", "LiveRun", "RunOptions", "Session", "Step", "Trace", "read_trace"]
@@ -28,7 +28,7 @@ _HOMES = {
     "Session": "decodescope.session",
     "Step": "decodescope.trace.records",
     "Trace": "decodescope.trace.records",
-    "read_trace": "decodescope.trace.store",
+    "read_trace": "decodescope.trace.saved",
 }
 
 

@@ -6,8 +6,9 @@
         for decoded in decoding.choose():   # logits -> one token per active row
             ...
 
-Several prompts decode as one left-padded batch; a row that ends leaves the batch. Between two steps the last
-token may be replaced or taken back (`replace`, `rewind`).
+Several prompts decode as one left-padded batch; equal ones are read once and share the cache of that. A row that
+ends leaves the batch. Tokens may be laid down in advance (`force`); between two steps of a single row the last
+one may be replaced or taken back (`replace`, `rewind`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What is there before the first step: tokens of an answer, and a cache with the ids that it holds.
+
+    The cache is used for as long as its ids are those of the sequence, and taken over: pass a fork to keep it.
+    """
+
+    generated: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
+    cache: KVCache | None = None
+
+
+NOTHING = Past()
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """One token of one row: `choice` at `step`, standing at index `position` of the row's sequence."""
 
@@ -51,10 +67,9 @@ class _Row:
     index: int
     prompt: list[int]
     sampler: Sampler
-    generated: list[int] = field(default_factory=list)
-    random_states: list[Tensor] = field(
-        default_factory=list
-    )  # before each draw of a single row: rewinding repeats it
+    generated: list[int]
+    draws: list[int]  # that the sampler had made before each token: rewinding repeats them
+    forced: list[int] = field(default_factory=list)  # the next tokens, whatever the sampler says
 
     @property
     def ids(self) -> list[int]:
@@ -65,15 +80,27 @@ class Decoding:
     """Sequences being decoded side by side, and the cache they share."""
 
     def __init__(
-        self, model: CausalLM, prompts: Sequence[Sequence[int]], samplers: Sequence[Sampler], limits: Limits
+        self,
+        model: CausalLM,
+        prompts: Sequence[Sequence[int]],
+        samplers: Sequence[Sampler],
+        limits: Limits,
+        past: Past = NOTHING,
     ) -> None:
         if not prompts or not all(prompts) or len(prompts) != len(samplers):
             raise ValueError("every row needs a prompt of at least one id, and a sampler")
         self.model, self.limits = model, limits
-        self.cache = KVCache(model.config.num_hidden_layers)
-        self._all = [_Row(i, list(p), s) for i, (p, s) in enumerate(zip(prompts, samplers, strict=True))]
+        self._started = len(past.generated)
+        made = list(past.generated)
+        self._all = [
+            _Row(i, list(prompt), sampler, list(made), [sampler.draws] * len(made))
+            for i, (prompt, sampler) in enumerate(zip(prompts, samplers, strict=True))
+        ]
         self._rows = list(self._all)  # those still decoding
         self._width = max(map(len, prompts))
+        self._joint = all(row.prompt == self._rows[0].prompt for row in self._rows)  # until they part
+        self._trunk = NOTHING  # what a batch read as one row
+        self.cache = self._usable(past)
         self._device = model.lm_head.weight.device
         self._logits: Tensor | None = None  # B V, of the active rows
         self.tap: Tap | None = None  # looks at every pass
@@ -85,19 +112,23 @@ class Decoding:
         return tuple(row.index for row in self._rows)
 
     def cached_tokens(self) -> dict[int, int]:
-        """How many tokens of each active row the cache holds, padding left out."""
+        """How many tokens of each active row the cache holds, padding left out, what rows share included."""
         return {row.index: max(self.cache.length - self._padding(row), 0) for row in self._rows}
 
     def forward(self) -> None:
         """Run the model over the tokens it has not seen and keep the logits of the next position."""
         ids, padding = self._unseen()  # B T
-        if not self.limits.use_cache:
-            self._logits = self._pass(ids, None, padding)
-            return
-        for part in torch.split(ids, self.limits.prefill_chunk, dim=1):
-            self._logits = self._pass(part, self.cache, padding)
-            if self.on_prefill and ids.shape[1] > 1:
-                self.on_prefill(self.cache.length, self._width)
+        cache, end = self.cache if self.limits.use_cache else None, self.cache.length + ids.shape[1]
+        for part in torch.split(ids, self.limits.prefill_chunk, dim=1) if cache else [ids]:
+            logits = self._pass(part, cache, padding)
+            if cache and self.on_prefill and ids.shape[1] > 1:
+                self.on_prefill(cache.length, end)
+        if self._joint and len(self._rows) > 1:
+            if cache:
+                self._trunk = Past((), tuple(self._rows[0].ids), cache)
+            self.cache = self.cache.fork()  # each row goes on behind the past of all
+            logits = logits.expand(len(self._rows), -1)
+        self._joint, self._logits = False, logits
 
     def choose(self) -> list[Decoded]:
         """Choose one token for every active row; rows that end leave the batch. Needs `forward` first."""
@@ -116,6 +147,31 @@ class Decoding:
             if kept:
                 self.cache.keep_rows(kept)
 
+    def force(self, row: int, token_ids: Sequence[int]) -> None:
+        """Lay down the next tokens of a row; the sampler's choices there are made and overruled.
+
+        Raises InputError for an id that the model does not have.
+        """
+        for token_id in token_ids:
+            self._check_id(token_id)
+        self._all[row].forced.extend(token_ids)
+
+    def temperature(self, row: int) -> float:
+        """The temperature in force for a row's next token."""
+        return self._all[row].sampler.params.temperature
+
+    def temper(self, row: int, temperature: float) -> None:
+        """Go on with another temperature."""
+        sampler = self._all[row].sampler
+        sampler.params = replace(sampler.params, temperature=temperature)
+
+    def past(self) -> Past:
+        """What a single sequence has come to, for another decoding to go on from; of a batch what all share."""
+        if len(self._all) != 1 or not self.limits.use_cache:
+            return self._trunk
+        row = self._all[0]
+        return Past(tuple(row.generated), tuple(row.ids[: self.cache.length]), self.cache)
+
     def replace(self, decoded: Decoded, token_id: int) -> Decoded:
         """Put `token_id` where `decoded` stands: the newest token of a row that is still active or has just ended.
 
@@ -125,10 +181,9 @@ class Decoding:
         row = self._single
         if decoded.step != len(row.generated) - 1:
             raise ValueError(f"step {decoded.step} is not the newest of {len(row.generated)}")
-        if not 0 <= token_id < self.model.config.vocab_size:
-            raise InputError("run.id_outside", id=token_id, rows=self.model.config.vocab_size)
+        self._check_id(token_id)
         row.generated[-1] = token_id
-        choice = replace(decoded.choice, token_id=token_id, forced=True, drawn=False)
+        choice = _overruled(decoded.choice, token_id)
         ended = self._ended(row, token_id)
         self._rows = [] if ended else [row]
         return replace(decoded, choice=choice, ended=ended)
@@ -136,11 +191,11 @@ class Decoding:
     def rewind(self, step: int) -> None:
         """Forget the tokens from `step` on; the next forward and choice make that step again."""
         row = self._single
-        if not 0 <= step <= len(row.generated):
+        if not self._started <= step <= len(row.generated):
             raise ValueError(f"cannot go back to step {step} of {len(row.generated)}")
-        if step < len(row.random_states):  # empty for a greedy row
-            row.sampler.restore(row.random_states[step])
-        del row.generated[step:], row.random_states[step:]
+        if step < len(row.draws):
+            row.sampler.draws = row.draws[step]
+        del row.generated[step:], row.draws[step:], row.forced[:]
         # The last remaining token is fed again: its logits are what the step starts from.
         self.cache.truncate(min(self.cache.length, len(row.ids) - 1))
         self._rows, self._logits = [row], None
@@ -163,9 +218,10 @@ class Decoding:
         return self._all[0]
 
     def _choose(self, row: _Row, logits: Tensor) -> Decoded:
-        if len(self._all) == 1 and not row.sampler.params.is_greedy:
-            row.random_states.append(row.sampler.state())
+        row.draws.append(row.sampler.draws)
         choice = row.sampler.choose(logits, row.prompt, row.generated)
+        if row.forced:
+            choice = _overruled(choice, row.forced.pop(0))
         step, position = len(row.generated), len(row.prompt) + len(row.generated)
         row.generated.append(choice.token_id)
         return Decoded(row.index, step, position, choice, self._ended(row, choice.token_id))
@@ -176,17 +232,39 @@ class Decoding:
         return "length" if len(row.generated) >= self.limits.max_new_tokens else None
 
     def _unseen(self) -> tuple[Tensor, Tensor | None]:
-        """Ids the cache does not hold yet [B, T], short prompts padded at the left; the padding [B]."""
-        seen, padding = self.cache.length, [self._padding(row) for row in self._rows]
+        """Ids the cache does not hold yet [B, T], short prompts padded at the left; the padding [B].
+
+        One row stands for all as long as they are the same.
+        """
+        rows = self._rows[:1] if self._joint else self._rows
+        seen, padding = self.cache.length, [self._padding(row) for row in rows]
         if seen >= self._width:  # decoding: only generated tokens are new
-            ids = [row.generated[seen - self._width :] for row in self._rows]
+            ids = [row.generated[seen - self._width :] for row in rows]
         else:
-            ids = [([0] * pad + row.ids)[seen:] for pad, row in zip(padding, self._rows, strict=True)]
+            ids = [([0] * pad + row.ids)[seen:] for pad, row in zip(padding, rows, strict=True)]
         columns = torch.tensor(padding, device=self._device) if any(padding) else None
         return torch.tensor(ids, device=self._device), columns
 
+    def _usable(self, past: Past) -> KVCache:
+        """The past's cache as far as it holds our sequence, but for the last token: its logits are wanted."""
+        if past.cache is None or not self._joint or not self.limits.use_cache:
+            return KVCache(self.model.config.num_hidden_layers)
+        ids = self._rows[0].ids
+        pairs = enumerate(zip(past.ids, ids[:-1], strict=False))
+        same = next((i for i, (held, wanted) in pairs if held != wanted), min(len(past.ids), len(ids) - 1))
+        past.cache.truncate(same)
+        return past.cache
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.model.config.vocab_size:
+            raise InputError("run.id_outside", id=token_id, rows=self.model.config.vocab_size)
+
     def _padding(self, row: _Row) -> int:
         return self._width - len(row.prompt)
+
+
+def _overruled(choice: Choice, token_id: int) -> Choice:
+    return replace(choice, token_id=token_id, forced=True, drawn=False)
 
 
 def generate(

@@ -3,39 +3,57 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
+from decodescope.analysis.guards import Guards
 from decodescope.analysis.metrics import recent_text
 from decodescope.errors import DecodescopeError, ResourceError
-from decodescope.generate import Decoded, Decoding
+from decodescope.generate import Decoded, Decoding, Past
+from decodescope.model.kv_cache import KVCache
 from decodescope.model.memory import held_bytes, is_out_of_memory
 from decodescope.observe.clock import Stopwatch, memory_now
 from decodescope.observe.recorder import Measured, RowRecorder
 from decodescope.observe.recording import Recording
-from decodescope.trace.records import FinishReason, Kv, Step, Trace
+from decodescope.trace.records import FinishReason, Intervention, Kv, Step, Trace
 
 
 class LiveRun:
-    """Iterate `steps()`; between two of them call `replace` or `back`. Ends are written when rows end.
+    """Iterate `steps()`; between two of them call `replace`, `force` or `back`. Ends are written when rows end.
 
-    Whatever interrupts it (Ctrl-C, no memory, a full disk), every committed step stays readable.
+    Guards, one set for each row or none, see every step before it is committed and may end its row or change
+    its temperature. Whatever interrupts the run (Ctrl-C, no memory, a full disk), every committed step stays
+    readable.
     """
 
     def __init__(
         self,
         decoding: Decoding,
         recorders: Sequence[RowRecorder],
-        keep_logits: bool = False,
+        guards: Sequence[Guards] = (),
         recording: Recording | None = None,
     ) -> None:
-        self._decoding, self._recorders, self._keep_logits = decoding, recorders, keep_logits
+        self._decoding, self._recorders = decoding, recorders
         self._recording = recording
         self._watch = Stopwatch(decoding.model.lm_head.weight.device)
         self._newest: Decoded | None = None
         self._measured: Measured | None = None
+        self._reins = [Reins(decoding, row, each) for row, each in enumerate(guards)]
+        for reins, recorder in zip(self._reins, recorders, strict=False):
+            reins.catch_up(recorder.path)  # with a fork's past
+        self.reused_tokens = decoding.cache.length  # that an earlier run had computed
 
     @property
     def traces(self) -> list[Trace]:
         """The trace of every row, as far as it has come."""
         return [recorder.trace for recorder in self._recorders]
+
+    @property
+    def cache(self) -> KVCache:
+        """What holds the keys and values now, to be measured."""
+        return self._decoding.cache
+
+    @property
+    def newest(self) -> Decoded | None:
+        """The token that `steps` yielded last, with the logits it was chosen from."""
+        return self._newest
 
     def recent_text(self, row: int = 0) -> str:
         """The last characters of the row's present branch (see `analysis.metrics.recent_text`)."""
@@ -53,6 +71,8 @@ class LiveRun:
                     self._newest, self._measured = decoded, measured
                     yield decoded.row, self._recorded(decoded, measured)
                     self._end_if_due()
+        for recorder in self._recorders:
+            recorder.close()
 
     def replace(self, token_id: int) -> Step:
         """Choose `token_id` instead of the newest token; the token it replaces stays in the tree as a leaf.
@@ -64,9 +84,17 @@ class LiveRun:
             raise ValueError("there is no newest token to replace")
         changed = self._decoding.replace(self._newest, token_id)
         with self._ending():
-            recorder.back_to(changed.step)
+            self._leave(changed.step)
             self._newest = changed
             return self._recorded(changed, self._measured)
+
+    def force(self, token_ids: Sequence[int], row: int = 0) -> None:
+        """Lay down the next tokens of a row. Raises InputError for an id that the model lacks."""
+        self._decoding.force(row, token_ids)
+
+    def past(self) -> Past:
+        """What the run has come to, for another to go on from; of a batch what all its rows began with."""
+        return self._decoding.past()
 
     def back(self) -> Step:
         """Take the newest token back and stand again at the step before it (at the first step: there).
@@ -79,7 +107,7 @@ class LiveRun:
             raise ValueError("there is no step to go back to")
         at = max(len(recorder.path) - 2, 0)
         with self._ending():
-            recorder.back_to(at + 1)
+            self._leave(at + 1)
             step = recorder.path[at]
             self._decoding.rewind(at)
             if self._recording:
@@ -97,6 +125,8 @@ class LiveRun:
         for recorder in self._recorders:
             with suppress(ResourceError):
                 recorder.end(reason, error)
+        for recorder in self._recorders:  # the rows of a fork have one folder
+            recorder.close()
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -150,10 +180,22 @@ class LiveRun:
 
     def _recorded(self, decoded: Decoded, measured: Measured) -> Step:
         recorder = self._recorders[decoded.row]
-        step = recorder.record(decoded, measured, self._keep_logits)
-        if recorder.stop_string is not None:
+        judge = self._reins[decoded.row].judge if self._reins else None
+        step = recorder.record(decoded, measured, judge)
+        if recorder.stop_string is not None or self._stopped(decoded.row):
             self._decoding.drop({decoded.row})
         return step
+
+    def _stopped(self, row: int) -> bool:
+        """Whether a guard has stopped the row."""
+        return bool(self._reins) and self._reins[row].stopped
+
+    def _leave(self, step: int) -> None:
+        """Leave the branch of a single row from `step` on."""
+        recorder = self._recorders[0]
+        recorder.back_to(step)
+        for reins in self._reins:
+            reins.forget_from(step, recorder.path)
 
     def _end_if_due(self) -> None:
         """Write the end of a row that has reached one; called after the reader had a chance to change it."""
@@ -161,7 +203,7 @@ class LiveRun:
         if decoded is None:
             return
         recorder = self._recorders[decoded.row]
-        if recorder.stop_string is not None:
+        if recorder.stop_string is not None or self._stopped(decoded.row):
             recorder.end("stop")
         elif decoded.ended:
             recorder.end(decoded.ended)
@@ -169,3 +211,37 @@ class LiveRun:
     def _out_of_memory(self) -> ResourceError:
         cache, weights = self._decoding.cache, held_bytes(self._decoding.model)
         return ResourceError("memory.running", weights=weights, cache=cache.allocated_bytes, tokens=cache.length)
+
+
+class Reins:
+    """What the guards of one row do about its temperature."""
+
+    def __init__(self, decoding: Decoding, row: int, guards: Guards) -> None:
+        self._decoding, self._row, self._guards = decoding, row, guards
+        self._base = self._now = decoding.temperature(row)
+        self.stopped = False
+
+    def judge(self, step: Step) -> tuple[Intervention, ...]:
+        """What is done about a step; a new temperature is in force at once."""
+        acted = self._guards.see(step, self._now)
+        self._steer(acted)
+        return acted
+
+    def catch_up(self, path: Sequence[Step]) -> None:
+        """See steps that were made before; where one would have been the last, it was not."""
+        for step in path:
+            self.judge(step)
+        self.stopped = False
+
+    def forget_from(self, step: int, path: Sequence[Step]) -> None:
+        """As if the steps from `step` on had not been seen; `path` are those before it."""
+        self._guards.forget_from(step)
+        self._now, self.stopped = self._base, False
+        self._steer([each for earlier in path for each in earlier.interventions])
+
+    def _steer(self, acted: Sequence[Intervention]) -> None:
+        for each in acted:
+            self.stopped |= each.action == "stop"
+            if each.temperature is not None:
+                self._now = each.temperature
+        self._decoding.temper(self._row, self._now)

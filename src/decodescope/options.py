@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from decodescope.analysis.guard_rules import parse_guard
 from decodescope.errors import InputError
+from decodescope.observe.recorder import Detail
 from decodescope.sampling.params import resolve
 from decodescope.text.stream import StopStrings
 
@@ -28,7 +30,16 @@ class RunOptions:
     candidates: int = DEFAULT_CANDIDATES  # recorded per step
     save: Path | str | None = None  # run folder; one per row, numbered, where there are several prompts
     keep_logits: bool = False  # store the raw logits of every step in the run folder
+    logits_bytes: int = 1 << 30  # of these at most; later steps go without
+    stage_probs: bool = False  # the candidates' probabilities after every sampler stage
+    guards: tuple[str, ...] = ()  # what steps in: see `analysis.guards.parse_guard`
+    reuse_cache: bool = False  # take over what the newest run has computed of the same beginning
     every_logit: bool = False  # compute those of every prompt position, which no token is chosen from
+
+    @property
+    def detail(self) -> Detail:
+        """How much of each step is recorded."""
+        return Detail(self.candidates, self.stage_probs, self.logits_bytes if self.keep_logits else 0)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -39,6 +50,8 @@ class RunOptions:
             raise InputError("run.keep_needs_save")
         resolve(self.sampling)
         StopStrings(self.stop)
+        for guard in self.guards:
+            parse_guard(guard)
 
 
 def changed(options: RunOptions, changes: Mapping[str, Any]) -> RunOptions:

@@ -1,132 +1,117 @@
-"""Session: an open model. Wires text, model, sampling and observers into runs; no arithmetic of its own."""
+"""Session: an open model that runs. Wires text, model, sampling and observers; no arithmetic of its own."""
 
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from decodescope.analysis.guard_rules import parse_guard
+from decodescope.analysis.guards import Guards
 from decodescope.errors import InputError
-from decodescope.generate import Decoding, Limits
+from decodescope.forking import forked_options, plan_fork
+from decodescope.generate import NOTHING, Decoding, Limits, Past
 from decodescope.live import LiveRun
-from decodescope.model.checkpoint import Progress, load_model, torch_device, torch_dtype
-from decodescope.models import ModelFiles, Report, find_model, silent
+from decodescope.model.checkpoint import Progress
 from decodescope.observe.description import describe_run, for_row
-from decodescope.observe.recorder import RowRecorder, speller
+from decodescope.observe.recorder import Graft, RowRecorder
 from decodescope.observe.recording import DEFAULT_BUDGET, Recording, Watch
+from decodescope.open_model import OpenModel
 from decodescope.options import RunOptions, changed
-from decodescope.sampling.checkpoint import read_checkpoint_settings
-from decodescope.sampling.params import resolve
+from decodescope.sampling.draw import DrawStream
+from decodescope.sampling.params import SamplingParams, resolve
 from decodescope.sampling.sampler import Sampler
-from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
-from decodescope.text.messages import Message, read_messages, read_prompts, with_system
-from decodescope.text.tokenizer import open_tokenizer
+from decodescope.text.chat import Prompt
+from decodescope.trace.folder import refuse_used
 from decodescope.trace.records import Run, Trace
-from decodescope.trace.store import TraceWriter, refuse_used
-
-MOST_THREADS = 1024
-Prompts = list[Prompt]
+from decodescope.trace.store import TraceWriter
 
 
-class Session:
+class Session(OpenModel):
     """A loaded model with its tokenizer. `Session.open("starter")`, then `run`."""
 
-    def __init__(self, files: ModelFiles, dtype: str | None, device: str, progress: Progress | None) -> None:
-        self.files = files
-        with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while the weights are
-            tokenizer = beside.submit(open_tokenizer, files.path)
-            self.model, self.weights = load_model(files.path, dtype, device, progress)
-            self.tokenizer = tokenizer.result()
-        self.settings = read_checkpoint_settings(files.path)
-        self._spell = speller(self.tokenizer)
-        self._recording: Recording | None = None  # of the next run
-
-    @classmethod
-    def open(
-        cls,
-        model: str = "starter",
-        *,
-        dtype: str | None = None,
-        device: str = "cpu",
-        threads: int | None = None,
-        report: Report = silent,
-        progress: Progress | None = None,
-    ) -> "Session":
-        """Find (or fetch) and load a model: see `models.find_model` for what `model` may be.
-
-        `threads` is torch's number of threads, for the whole process. Raises InputError.
-        """
-        if threads is not None and not 1 <= threads <= MOST_THREADS:
-            raise InputError("threads", value=threads, most=MOST_THREADS)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        if dtype is not None:
-            torch_dtype(dtype)
-        torch_device(device)
-        return cls(find_model(model, report), dtype, device, progress)
-
-    def prompt(self, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
-        """A prompt as it goes in: through the chat template where the model has one (`chat` None), or raw.
-
-        Raises InputError for an empty text, and for chat with a model that has no template.
-        """
-        if not text:
-            raise InputError("text.empty_prompt")
-        if chat is False or (chat is None and self.tokenizer.chat_template is None):
-            if system is not None:
-                raise InputError("chat.system_needs_template")
-            return raw_prompt(self.tokenizer, text)
-        return self.chat(with_system([{"role": "user", "content": text}], system))
-
-    def chat(self, messages: Sequence[Message]) -> Prompt:
-        """A conversation as it goes in."""
-        return chat_prompt(self.tokenizer, messages)
-
-    def conversation_from(self, path: Path, system: str | None = None) -> Prompt:
-        """The conversation in a JSON file, as it goes in. Raises InputError."""
-        return self.chat(with_system(read_messages(path), system))
-
-    def prompts_from(self, path: Path, *, chat: bool | None = None, system: str | None = None) -> Prompts:
-        """The prompts of a file, a line each (see `text.messages.read_prompts`). Raises InputError."""
-        return [
-            self.prompt(entry, chat=chat, system=system)
-            if isinstance(entry, str)
-            else self.chat(with_system(entry, system))
-            for entry in read_prompts(path, messages=chat is not False)
-        ]
+    _recording: Recording | None = None  # of the next run
+    _newest: LiveRun | None = None  # what others may go on from
 
     def run(self, prompt: str | Prompt, *, options: RunOptions | None = None, **changes: Any) -> Trace:
         """Decode one prompt to its end. Sampling values and options may be given by name:
         `run("春天", temperature=0.7, max_new_tokens=8)`."""
         ready = self.prompt(prompt) if isinstance(prompt, str) else prompt
-        live = self.start([ready], changed(options or RunOptions(), changes))
-        for _ in live.steps():
-            pass
-        return live.traces[0]
+        return self._finished(self.start([ready], changed(options or RunOptions(), changes)))
+
+    def fork(self, trace: Trace, step: int, token: str | int | None = None, **changes: Any) -> Trace:
+        """Go back to a step of a run and on from there with another token: the trace of the new branch.
+
+        `token` is an id or the text of one token; None lets the sampler choose. The branch stands in the same
+        tree (`steps`, `branches`) and run folder as the run, and goes on under its settings, but for `changes`,
+        to its number of tokens or for `max_new_tokens` of its own. A session keeps the cache of its newest run:
+        forking that one reads nothing again. Raises InputError.
+        """
+        start = () if token is None else (self.token_id(token),)
+        return self._finished(self.grow(trace, step, [start], changed(forked_options(trace, step), changes)))
 
     def start(self, prompts: Sequence[Prompt], options: RunOptions, progress: Progress | None = None) -> LiveRun:
         """Prepare a run of one prompt, or of several as one batch. Raises InputError before any work is done.
 
         `progress` is told (positions done, positions in all) while a long prompt is read.
         """
-        recording = self._taken_recording(len(prompts))
-        params = resolve(options.sampling, self.settings if options.checkpoint_settings else None)
-        allowed = self._allowed_tokens(prompts, options)
-        samplers = [Sampler(params) for _ in prompts]
-        stop_ids = frozenset() if options.ignore_eos else self.tokenizer.end_ids
-        limits = Limits(allowed, stop_ids, options.use_cache, every_logit=options.every_logit)
-        short = allowed < options.max_new_tokens
-        notes = ("note.context_limit",) * short + ("note.observed",) * bool(recording)
-        common = describe_run(self.files, self.model, limits, options.stop, params.notes + notes)
-        runs = [for_row(common, *pair) for pair in zip(prompts, samplers, strict=True)]
-        writers = _writers(options.save, runs)
-        rows = zip(runs, writers, strict=True)
-        recorders = [RowRecorder(run, self.tokenizer, self._spell, options.candidates, w) for run, w in rows]
-        decoding = Decoding(self.model, [prompt.ids for prompt in prompts], samplers, limits)
-        decoding.on_prefill = progress
-        return LiveRun(decoding, recorders, options.keep_logits, recording)
+        return self.side_by_side(prompts, [self.params(options)] * len(prompts), options, progress)
+
+    def params(self, options: RunOptions) -> SamplingParams:
+        """The sampling settings that options mean with this model. Raises InputError."""
+        return resolve(options.sampling, self.settings if options.checkpoint_settings else None)
+
+    def side_by_side(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        options: RunOptions,
+        progress: Progress | None = None,
+    ) -> LiveRun:
+        """Prepare one batch whose row i has prompt i and sampling settings i, whatever the options say of those.
+
+        Equal prompts are read once, and their rows share that cache. Raises InputError before any work is done.
+        """
+        recording, room = self._taken_recording(len(prompts)), self.room([prompt.ids for prompt in prompts])
+        limits = self._limits(options, min(options.max_new_tokens, room))
+        past = replace(self._newest.past(), generated=()) if self._newest and options.reuse_cache else NOTHING
+        self._newest = None  # its memory is free before the next run's is taken
+        decoding, samplers = self._decoding([prompt.ids for prompt in prompts], params, limits, past)
+        notes = ("note.context_limit",) * (room < options.max_new_tokens) + ("note.observed",) * bool(recording)
+        common = describe_run(self.files, self.model, limits, options.stop, notes)
+        runs = [for_row(common, *row, options.guards) for row in zip(prompts, samplers, strict=True)]
+        written = zip(runs, _writers(options.save, runs), strict=True)
+        recorders = [RowRecorder(run, self.spell, options.detail, writer) for run, writer in written]
+        return self._live(decoding, recorders, options, recording, progress)
+
+    def grow(
+        self,
+        trace: Trace,
+        step: int,
+        starts: Sequence[Sequence[int]],
+        options: RunOptions,
+        progress: Progress | None = None,
+    ) -> LiveRun:
+        """Prepare forks of a run at one step as one batch: a row for each of `starts`, these tokens laid down.
+
+        All share the past in one memory. Raises InputError before any work is done.
+        """
+        self.check_same_model(trace.run)
+        recording = self._taken_recording(len(starts))
+        plan = plan_fork(trace, step, self.params(options), options, self.dtype)
+        prompt = [token.token_id for token in trace.run.prompt_tokens]
+        room = self.room([[*prompt, *plan.generated]])
+        limits = self._limits(options, step + min(options.max_new_tokens, room))
+        past = self._newest.past() if self._newest else NOTHING
+        past = replace(past, generated=plan.generated, cache=past.cache.fork() if past.cache else None)
+        decoding, samplers = self._decoding([prompt] * len(starts), [plan.params] * len(starts), limits, past)
+        for row, start in enumerate(starts):
+            samplers[row].draws = plan.draws
+            decoding.force(row, start)
+        writer = TraceWriter.reopen(plan.folder, plan.settings) if plan.folder else None
+        graft = Graft(trace, step, plan.settings)
+        recorders = [RowRecorder(plan.run, self.spell, options.detail, writer, graft) for _ in starts]
+        return self._live(decoding, recorders, options, recording, progress)
 
     @contextmanager
     def observe(
@@ -166,19 +151,40 @@ class Session:
         self._recording.taken = True
         return self._recording
 
-    def _allowed_tokens(self, prompts: Sequence[Prompt], options: RunOptions) -> int:
-        """New tokens that fit behind the longest prompt."""
-        config = self.model.config
-        room = config.max_position_embeddings
-        for prompt in prompts:
-            if len(prompt.ids) >= config.max_position_embeddings:
-                raise InputError(
-                    "run.prompt_too_long", tokens=len(prompt.ids), context=config.max_position_embeddings
-                )
-            if max(prompt.ids) >= config.vocab_size:
-                raise InputError("run.id_outside", id=max(prompt.ids), rows=config.vocab_size)
-            room = min(room, config.max_position_embeddings - len(prompt.ids))
-        return min(options.max_new_tokens, room)
+    def _limits(self, options: RunOptions, most: int) -> Limits:
+        stop_ids = frozenset() if options.ignore_eos else self.tokenizer.end_ids
+        return Limits(most, stop_ids, options.use_cache, every_logit=options.every_logit)
+
+    def _decoding(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], limits: Limits, past: Past
+    ) -> tuple[Decoding, list[Sampler]]:
+        """Rows with one seed draw from one stream."""
+        streams: dict[int | None, DrawStream | None] = {
+            each.seed: None if each.seed is None else DrawStream(each.seed) for each in params
+        }
+        samplers = [Sampler(each, streams[each.seed]) for each in params]
+        return Decoding(self.model, prompts, samplers, limits, past), samplers
+
+    def _live(
+        self,
+        decoding: Decoding,
+        recorders: Sequence[RowRecorder],
+        options: RunOptions,
+        recording: Recording | None,
+        progress: Progress | None,
+    ) -> LiveRun:
+        decoding.on_prefill = progress
+        rules = [parse_guard(guard) for guard in options.guards]
+        guards = [Guards(rules) for _ in recorders if rules]
+        self._newest = LiveRun(decoding, recorders, guards, recording)
+        return self._newest
+
+    def _finished(self, live: LiveRun) -> Trace:
+        for _ in live.steps():
+            pass
+        trace = live.traces[0]
+        trace.forker = self.fork
+        return trace
 
 
 def _writers(save: Path | str | None, runs: Sequence[Run]) -> list[TraceWriter | None]:

@@ -254,7 +254,7 @@ def test_an_interrupted_walk_leaves_what_it_had_seen(tiny, tmp_path):
 
 
 def _rows(folder: Path) -> int:
-    from decodescope.trace.store import read_trace
+    from decodescope.trace.saved import read_trace
 
     return len(read_trace(folder).steps)
 

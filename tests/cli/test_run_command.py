@@ -142,7 +142,10 @@ def test_stepping_picks_goes_back_and_quits(program, tiny, tmp_path):
     assert path[0].forced and path[0].rank == 2
     assert "picked by hand" in done.out
     tree = program("show", tmp_path / "run", "--all").out
-    assert len(tree.splitlines()) == len(trace.steps) == 4
+    assert len(trace.steps) == 4
+    left, kept = tree.splitlines()[-2:]
+    assert left.split()[:2] == ["├", "0"] and "left" in left
+    assert kept.split()[:2] == ["▶", "0–2"] and "✎" in kept
 
 
 def test_stepping_says_what_it_understands(program, tiny):
@@ -231,3 +234,14 @@ def test_no_line_of_a_step_is_wider_than_a_terminal(cli, tiny):
     out = cli("run", "Hi", "-m", tiny, "-n", "2", "--ignore-eos", "--temperature", "1", "--seed", "1").out
     steps = out[out.index("step 0") : out.index("answer")]
     assert max(map(len, steps.splitlines())) <= 80
+
+
+def test_kept_logits_stay_within_their_budget_and_the_summary_says_of_how_many_steps_they_are(cli, tiny, tmp_path):
+    asked = ("run", "Hi", "-m", tiny, "-n", "5", "--ignore-eos", "--keep", "logits", "--keep-budget")
+    seen = cli(*asked, "3000", "--save", tmp_path / "run")  # a step has 260 logits of 4 bytes
+    assert "raw logits kept           of 2 of 5 steps" in seen.out
+    assert cli("show", tmp_path / "run").out == seen.out
+    assert "raw logits kept" not in cli(*asked, "1MiB", "--save", tmp_path / "all").out
+    none = cli(*asked, "0", "--save", tmp_path / "none")
+    assert none.code == 0 and "no logits were kept" in none.err
+    assert "--keep-budget must be" in cli(*asked, "many", "--save", tmp_path / "bad").fault

@@ -60,10 +60,12 @@ class Forks(RuleBasedStateMachine):
             del row[length:]
 
     @precondition(lambda self: len(self.pairs) < 5)
-    @rule(index=st.integers(0, 9))
-    def fork(self, index: int) -> None:
+    @rule(index=st.integers(0, 9), several=st.sampled_from([1, 1, 3]))
+    def fork(self, index: int, several: int) -> None:
+        """Of one row as that row, or as several that go on from it."""
         cache, rows = self.pick(index)
-        self.pairs.append((cache.fork(), [list(row) for row in rows]))
+        copies = several if len(rows) == 1 and cache.length else 1
+        self.pairs.append((cache.fork(), [list(row) for row in rows for _ in range(copies)]))
 
     @rule(index=st.integers(0, 9), order=st.sampled_from([[0], [1], [1, 0], [0, 1], [0, 0, 1]]))
     def keep_rows(self, index: int, order: list[int]) -> None:
@@ -82,9 +84,11 @@ class Forks(RuleBasedStateMachine):
                 continue
             for layer in range(LAYERS):
                 keys, values = cache.layer(layer)
-                assert torch.equal(keys, entries(rows, layer))
-                assert torch.equal(values, entries(rows, layer, values=True))
-            assert cache.used_bytes == 2 * LAYERS * len(rows) * HEADS * SIZE * 8 * cache.length
+                assert torch.equal(keys.expand(len(rows), -1, -1, -1), entries(rows, layer))
+                assert torch.equal(values.expand(len(rows), -1, -1, -1), entries(rows, layer, values=True))
+            assert cache.position_bytes == 2 * LAYERS * HEADS * SIZE * 8
+            assert cache.used_bytes <= len(rows) * cache.position_bytes * cache.length
+            assert cache.allocated_bytes == cache.own_bytes + cache.shared_bytes
 
 
 TestForks = Forks.TestCase
@@ -155,12 +159,48 @@ def test_a_pass_that_fails_half_way_leaves_the_cache_as_it_was():
     assert torch.equal(cache.layer(0)[0][:, :, :5], before[0][0])
 
 
-def test_a_fork_costs_nothing_until_one_of_the_two_writes():
+def test_a_fork_costs_what_it_adds_and_its_parent_goes_on_in_place():
+    parent = filled(300)
+    per_position, before = parent.position_bytes, parent.layer(0)[0].data_ptr()
+    children = [parent.fork() for _ in range(100)]
+    assert all(child.own_bytes == 0 for child in children)
+    assert all(child.shared_bytes == 300 * per_position for child in children)
+    for child in children:
+        append(child, 3)
+    append(parent, 1)
+    assert parent.layer(0)[0].data_ptr() == before
+    assert sum(child.own_bytes for child in children) == 100 * 32 * per_position
+    assert all(child.used_bytes == 303 * per_position for child in children)
+
+
+def test_whoever_writes_where_a_fork_looks_copies_first():
     parent = filled(5)
+    child, kept = parent.fork(), [tuple(t.clone() for t in parent.layer(i)) for i in range(4)]
+    parent.truncate(2)
+    append(parent, 3)
+    for layer, (keys, values) in enumerate(kept):
+        assert torch.equal(child.layer(layer)[0], keys) and torch.equal(child.layer(layer)[1], values)
+    assert not torch.equal(parent.layer(0)[0], kept[0][0])
+
+
+def test_a_fork_cut_back_into_its_past_leaves_that_alone():
+    parent = filled(6)
     child = parent.fork()
-    assert child.layer(0)[0].data_ptr() == parent.layer(0)[0].data_ptr()
-    append(child, 1)
-    assert child.layer(0)[0].data_ptr() != parent.layer(0)[0].data_ptr()
-    grandchild, length = child.fork(), child.length
-    append(grandchild, 3)
-    assert (parent.length, child.length, grandchild.length) == (5, length, length + 3)
+    append(child, 4)
+    child.truncate(3)
+    assert child.own_bytes == 0 and child.shared_bytes == 3 * child.position_bytes
+    append(child, 2)
+    assert torch.equal(child.layer(1)[0][:, :, :3], parent.layer(1)[0][:, :, :3])
+    assert (parent.length, child.length) == (6, 5)
+
+
+def test_the_fork_of_one_row_goes_on_as_several_in_the_memory_of_one_past():
+    parent = filled(7)
+    rows = parent.fork()
+    append(rows, 2, batch=5)
+    assert rows.layer(0)[0].shape[0] == 5
+    assert rows.shared_bytes == parent.used_bytes
+    assert all(torch.equal(row[:, :7], parent.layer(2)[0][0]) for row in rows.layer(2)[0])
+    rows.keep_rows([4, 0])
+    append(rows, 1, batch=2)
+    assert rows.layer(0)[0].shape[0] == 2 and rows.shared_bytes == parent.used_bytes

@@ -10,8 +10,8 @@ from decodescope.analysis.departure import first_departure
 from decodescope.errors import FindingError, InputError
 from decodescope.observe.recording import Recording, Watch
 from decodescope.observe.selection import places
+from decodescope.trace.saved import read_sites, read_trace, saved_tensors
 from decodescope.trace.site_records import LayerCost, SiteSummary
-from decodescope.trace.store import read_sites, read_trace, saved_tensors
 from tiny_model import make_tiny_model
 
 ALL = ("*",)

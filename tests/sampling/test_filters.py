@@ -11,7 +11,8 @@ from torch import Tensor
 
 from decodescope.sampling import filters
 from decodescope.sampling.filters import REMOVED
-from decodescope.sampling.params import TRANSFORMERS_ORDER, SamplingParams
+from decodescope.sampling.orders import PRESETS
+from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Sampler
 
 INF = math.inf
@@ -55,6 +56,13 @@ def test_top_p_keeps_the_fewest_that_reach_p(p, left):
     found = filters.top_p(FOUR, p)
     assert survivors(found) == left
     assert torch.equal(found[left], FOUR[left])
+
+
+def test_top_p_keeps_the_highest_ids_among_equals():
+    assert survivors(filters.top_p(torch.zeros(4), 0.5)) == [2, 3]
+    # 40 20 20 20 %: two of the three equals are needed for 0.7.
+    assert survivors(filters.top_p(torch.tensor([0.2, 0.4, 0.2, 0.2]).log(), 0.7)) == [1, 2, 3]
+    assert survivors(filters.top_p(torch.tensor([0.2, 0.4, 0.2, 0.2]).log(), 0.5)) == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +166,24 @@ def test_top_p_equals_transformers(x, p):
     equal(filters.top_p(x, p), transformers.TopPLogitsWarper(p), x)
 
 
+@pytest.mark.parametrize("size", [1, 2, 17, 1000, 50_000])
+@pytest.mark.parametrize("step", [0.0, 0.5, 4.0], ids=lambda step: f"step {step}")
+@pytest.mark.parametrize("removed", [False, True])
+def test_filters_equal_transformers_on_large_vocabularies_full_of_equals(size, step, removed):
+    """`step` is the distance of neighbouring logits (0: all differ), as it comes about in 16 bits."""
+    x = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3
+    if step:
+        x = (x / step).round() * step
+    if removed:
+        x[::3] = REMOVED
+        x[size // 2] = 1.5
+    for p in (0.01, 0.5, 0.9, 0.999):
+        equal(filters.top_p(x, p), transformers.TopPLogitsWarper(p), x)
+        equal(filters.min_p(x, p), transformers.MinPLogitsWarper(p), x)
+    for k in (1, 20, 4000):
+        equal(filters.top_k(x, k), transformers.TopKLogitsWarper(k), x)
+
+
 @check
 @given(logits, percent | st.just(1.0))
 def test_min_p_equals_transformers(x, fraction):
@@ -238,7 +264,7 @@ def test_the_default_order_is_the_one_in_which_transformers_builds_its_list():
     names = {"RepetitionPenalty": "repetition_penalty", "NoRepeatNGram": "no_repeat_ngram_size", "Temperature": "temperature",
              "TopK": "top_k", "TopP": "top_p", "MinP": "min_p"}  # fmt: skip
     order = [next(ours for theirs, ours in names.items() if type(p).__name__.startswith(theirs)) for p in built]
-    assert order == [name for name in TRANSFORMERS_ORDER if name not in ("presence_penalty", "frequency_penalty")]
+    assert order == [name for name in PRESETS["hf"].order if name not in ("presence_penalty", "frequency_penalty")]
 
 
 # Laws
@@ -254,6 +280,17 @@ def test_top_p_keeps_a_mass_of_at_least_p_and_no_token_too_many(x, p):
     assert kept.sum() == 1 or mass - float(probs[kept].min()) < p + 1e-6
     if not kept.all():
         assert probs[kept].min() >= probs[~kept].max()
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.99, 0.999999])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_mass_is_right_over_a_real_vocabulary_too(seed, p):
+    x = torch.randn(151_936, generator=torch.Generator().manual_seed(seed)) * (0.5 + seed)
+    probs = x.double().softmax(-1)
+    kept = filters.top_p(x, p) > REMOVED
+    mass = float(probs[kept].sum())
+    assert p - 1e-6 <= mass and (kept.sum() == 1 or mass - float(probs[kept].min()) < p + 1e-6)
+    assert kept.all() or probs[kept].min() >= probs[~kept].max()
 
 
 @check

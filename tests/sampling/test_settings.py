@@ -1,5 +1,6 @@
 """Sampling settings: where each value comes from, what is said about it, what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from decodescope.errors import InputError
 from decodescope.locale import set_language
 from decodescope.sampling.checkpoint import read_checkpoint_settings
-from decodescope.sampling.params import TRANSFORMERS_ORDER, SamplingParams, resolve
+from decodescope.sampling.orders import PRESETS, STAGES
+from decodescope.sampling.params import SamplingParams, resolve
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 QWEN = json.loads((CONFIGS / "qwen2.5-7b-instruct.generation_config.json").read_text())
@@ -132,6 +134,11 @@ BAD = [
     ("frequency_penalty", -101, "sampling.frequency_penalty"), ("no_repeat_ngram_size", -2, "sampling.no_repeat_ngram_size"),
     ("no_repeat_ngram_size", 2.0, "sampling.not_whole"), ("seed", -1, "sampling.seed"), ("seed", 1 << 63, "sampling.seed"),
     ("seed", 1.0, "sampling.not_whole"), ("seed", True, "sampling.not_whole"),
+    ("sampler", "greedy", "sampling.sampler"), ("sampler", "", "sampling.sampler"), ("sampler", ["hf"], "sampling.sampler"),
+    ("without", "top_q", "sampling.without"), ("without", ("top_k", "seed"), "sampling.without"),
+    ("without", 3, "sampling.without"), ("without", [["top_k"]], "sampling.without"),
+    ("penalty_window", -1, "sampling.penalty_window"), ("penalty_window", 1 << 31, "sampling.penalty_window"),
+    ("penalty_window", 2.0, "sampling.not_whole"), ("penalty_window", "64", "sampling.not_whole"),
 ]  # fmt: skip
 
 
@@ -143,10 +150,15 @@ def test_a_bad_value_has_its_own_sentence(name, value, key):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", 100), ("temperature", 1e-30), ("top_p", 1), ("top_p", 1e-9), ("top_k", 2**31 - 1), ("min_p", 1), ("min_p", 0),
-     ("repetition_penalty", 1e-3), ("presence_penalty", -100), ("no_repeat_ngram_size", 1), ("seed", (1 << 63) - 1), ("seed", 0)],
+     ("penalty_window", 0), ("penalty_window", 2**31 - 1), ("sampler", "vllm"), ("repetition_penalty", 1e-3), ("presence_penalty", -100), ("no_repeat_ngram_size", 1), ("seed", (1 << 63) - 1), ("seed", 0)],
 )  # fmt: skip
 def test_the_edges_of_each_range_are_inside(name, value):
     assert resolve({name: value}).values()[name] == value
+
+
+def test_unknown_samplers_and_stages_are_refused_and_the_known_ones_are_named():
+    assert all(name in str(fault(sampler="greedy")) for name in ("greedy", *PRESETS))
+    assert all(name in str(fault(without="top_k,top_q")) for name in ("top_q", *STAGES))
 
 
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_named():
@@ -154,18 +166,65 @@ def test_an_unknown_setting_is_refused_and_the_known_ones_are_named():
     assert error.key == "sampling.unknown" and "top_q" in str(error) and "top_p" in str(error)
 
 
-def test_the_order_of_the_chain_is_data_but_names_every_filter_once():
-    turned = SamplingParams(temperature=0.5, top_k=3, order=TRANSFORMERS_ORDER[::-1])
-    assert turned.chain() == ("top_k", "temperature")
-    for order in (
-        (),
-        TRANSFORMERS_ORDER[1:],
-        (*TRANSFORMERS_ORDER, "top_k"),
-        ("nonsense", *TRANSFORMERS_ORDER[1:]),
+@pytest.mark.parametrize("sampler", PRESETS)
+def test_the_chain_has_the_order_of_its_sampler(sampler):
+    params = SamplingParams(temperature=0.5, top_k=3, min_p=0.1, repetition_penalty=1.1, sampler=sampler)
+    on = {"temperature", "top_k", "min_p", "repetition_penalty"}
+    assert params.chain() == tuple(name for name in PRESETS[sampler].order if name in on)
+
+
+def test_the_window_is_the_samplers_own_unless_one_is_given():
+    for sampler, own in (("hf", 0), ("vllm", 0), ("llamacpp", 64)):
+        assert (
+            SamplingParams(sampler=sampler).window
+            == own
+            == resolve({"sampler": sampler}).values()["penalty_window"]
+        )
+        assert SamplingParams(sampler=sampler, penalty_window=7).window == 7
+    assert SamplingParams(sampler="llamacpp", penalty_window=0).window == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["top_p,temperature", " top_p , temperature", ["top_p", "temperature"], ("temperature", "top_p")],
+    ids=str,
+)
+def test_the_stages_left_out_are_given_as_names_or_joined_by_commas(given):
+    params = resolve({"temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "without": given})
+    assert params.chain() == ("min_p",) and params.origin("without") == "command line"
+    assert params.values()["without"] == "temperature,top_p"
+
+
+@pytest.mark.parametrize("nothing", ["", ",", (), []], ids=repr)
+def test_nothing_left_out_is_nothing(nothing):
+    assert resolve({"without": nothing}).values()["without"] is None
+
+
+def test_the_values_are_json_scalars_and_make_the_same_settings_again():
+    for given in (
+        {},
+        {"temperature": 0.5, "sampler": "llamacpp", "without": "top_k,min_p", "top_k": 4, "seed": 3},
+        {"sampler": "vllm", "penalty_window": 12, "presence_penalty": 0.5},
     ):
-        with pytest.raises(InputError) as caught:
-            SamplingParams(order=order)
-        assert caught.value.key == "sampling.order"
+        params = resolve(given)
+        assert json.loads(json.dumps(params.values())) == params.values()
+        again = resolve(params.values())
+        assert (again.chain(), again.window, again.values()) == (params.chain(), params.window, params.values())
+
+
+def test_one_value_of_settings_in_force_can_be_replaced():
+    params = resolve({"sampler": "llamacpp", "without": "top_k", "repetition_penalty": 1.1, "top_p": 0.9}, QWEN)
+    hotter = dataclasses.replace(params, temperature=1.25)
+    assert hotter.values() == {**params.values(), "temperature": 1.25} and hotter.origins == params.origins
+    assert dataclasses.replace(hotter, temperature=0.0).chain() == ("repetition_penalty",)
+    with pytest.raises(InputError) as caught:
+        dataclasses.replace(params, temperature=101)
+    assert caught.value.key == "sampling.temperature"
+
+
+def test_a_checkpoint_cannot_choose_the_sampler():
+    asked = {**QWEN, "sampler": "vllm", "without": "top_k", "penalty_window": 3}
+    assert resolve({}, asked).values() == resolve({}, QWEN).values()
 
 
 # The file

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from sample_records import RUNS, plain_end, plain_run, plain_step, trees
+from sample_records import RUNS, plain_end, plain_intervention, plain_run, plain_step, trees
 
-from decodescope.trace.records import Trace, end_of, path_to
-from decodescope.trace.store import TraceWriter, read_trace
+from decodescope.trace.ends import end_of
+from decodescope.trace.records import Step, Trace, path_to
+from decodescope.trace.saved import read_trace
+from decodescope.trace.store import TraceWriter
 
 FORK = [plain_step(node, parent) for node, parent in {0: None, 1: 0, 2: 1, 3: 0, 4: 3}.items()]
 
@@ -65,3 +67,36 @@ def test_only_a_stop_token_is_a_stop_token():
     assert end_of(plain_run(), FORK[:2], "stop").stop_token_id == token
     assert end_of(plain_run(), FORK[:2], "stop", stop_string="END").stop_token_id is None
     assert end_of(plain_run(), FORK[:2], "length").stop_token_id is None
+
+
+def stopped_by(*guards: tuple[str, str], token: int = 7) -> Step:
+    """A step after which guards acted: (guard, action)."""
+    acted = tuple(replace(plain_intervention(action), guard=guard) for guard, action in guards)
+    return replace(FORK[1], token_id=token, interventions=acted)
+
+
+def test_the_guard_that_ended_a_run_is_the_first_that_stopped_it_at_its_last_step(tmp_path):
+    last = stopped_by(("entropy", "warn"), ("loop", "stop"), ("high_entropy", "stop"))
+    end = end_of(plain_run(), [FORK[0], last], "stop")
+    assert (end.stop_guard, end.stop_token_id) == ("loop", None)
+    with TraceWriter.create(tmp_path / "run", plain_run()) as writer:
+        for step in (FORK[0], last):
+            writer.write(step)
+        writer.finish(end)
+    assert read_trace(tmp_path / "run").end == replace(end, trace=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("reason", ["length", "interrupted", "error"])
+def test_a_guard_ended_only_what_was_stopped(reason):
+    assert end_of(plain_run(), [FORK[0], stopped_by(("loop", "stop"))], reason).stop_guard is None
+
+
+def test_a_guard_that_only_warned_ended_nothing_nor_did_one_before_the_last_step():
+    for path in ([FORK[0], stopped_by(("loop", "warn"))], [stopped_by(("loop", "stop")), FORK[2]], []):
+        assert end_of(plain_run(), path, "stop").stop_guard is None
+
+
+def test_an_end_token_stays_one_where_a_guard_stopped_at_the_same_step():
+    (end_token,) = plain_run().stop_ids
+    end = end_of(plain_run(), [stopped_by(("loop", "stop"), token=end_token)], "stop")
+    assert (end.stop_token_id, end.stop_guard) == (end_token, "loop")

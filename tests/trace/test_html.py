@@ -9,7 +9,21 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_records import ENDS, MEASURED, RUNS, TEXT, chain, maybe, plain_end, plain_run, plain_step, trees
+from sample_records import (
+    BRANCHES,
+    ENDS,
+    MEASURED,
+    RUNS,
+    TEXT,
+    chain,
+    maybe,
+    plain_branch,
+    plain_end,
+    plain_intervention,
+    plain_run,
+    plain_step,
+    trees,
+)
 
 from decodescope import Session
 from decodescope.locale import set_language
@@ -88,13 +102,15 @@ def hostile_trace() -> Trace:
         replace(
             step, text=bad, delta_text=bad,
             candidates=tuple(replace(c, text=bad) for c in step.candidates),
+            interventions=(replace(plain_intervention(), guard=bad),),
         )
         for step, bad in zip(chain(len(HOSTILE)), HOSTILE, strict=True)
     ]  # fmt: skip
     run = replace(
         run, model=evil, dtype=evil, started_at=evil, prompt_tokens=tokens, notes=(evil, "note.observed:" + evil)
     )
-    return Trace(run, steps, replace(plain_end(), error=evil, trace=evil))
+    end = replace(plain_end(), error=evil, trace=evil, stop_guard=evil)
+    return Trace(run, steps, end, [replace(plain_branch(0), started_at=evil)])
 
 
 def steps_of(count: int) -> list[Step]:
@@ -116,11 +132,41 @@ def test_a_hostile_run_is_read_and_not_obeyed(language):
         assert shown in page.text
 
 
-@given(RUNS, trees(), maybe(ENDS))
+@given(RUNS, trees(), maybe(ENDS), st.lists(BRANCHES, max_size=2))
 @settings(deadline=None)
-def test_any_run_becomes_a_well_formed_fragment(run, steps, end):
+def test_any_run_becomes_a_well_formed_fragment(run, steps, end, branches):
     set_language("en")
-    Page(trace_html(Trace(run, steps, end and replace(end, node=steps[-1].node if steps else None))))
+    Page(trace_html(Trace(run, steps, end and replace(end, node=steps[-1].node if steps else None), branches)))
+
+
+@pytest.mark.parametrize(
+    ("language", "told", "forks"),
+    [
+        (
+            "en",
+            "step 1: guard loop measured 12 against 8: temperature 1.25 from the next step on",
+            "2 fork(s) were",
+        ),
+        ("zh", "第 1 步：守卫 loop 测得 12，阈值 8：从下一步起温度为 1.25", "此运行另有 2 个分叉"),
+    ],
+)
+def test_what_guards_did_and_how_many_forks_there_are_is_told(language, told, forks):
+    set_language(language)
+    steps = chain(3)
+    acted = replace(plain_intervention("temperature"), temperature=1.25)
+    steps[1] = replace(steps[1], interventions=(acted,))
+    trace = Trace(plain_run(), steps, plain_end(), [plain_branch(0), plain_branch(1)])
+    page = Page(trace_html(trace))
+    assert told in page.texts and forks in page.text
+    plain = Page(trace_html(Trace(plain_run(), chain(3), plain_end())))
+    assert "loop" not in plain.text and forks not in plain.text
+
+
+def test_a_guard_that_acts_at_every_step_does_not_fill_the_page():
+    set_language("en")
+    steps = [replace(step, interventions=(plain_intervention(),)) for step in steps_of(3000)]
+    page = Page(trace_html(Trace(plain_run(), steps, plain_end())))
+    assert page.text.count("guard loop measured") == 80 and "2,920" in page.text
 
 
 @given(

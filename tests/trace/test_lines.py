@@ -12,7 +12,18 @@ import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
-from sample_records import ENDS, RUNS, STEPS, chain, plain_end, plain_run, plain_step
+from sample_records import (
+    BRANCHES,
+    ENDS,
+    RUNS,
+    STEPS,
+    chain,
+    plain_branch,
+    plain_end,
+    plain_intervention,
+    plain_run,
+    plain_step,
+)
 
 from decodescope.trace.export import export_jsonl
 from decodescope.trace.lines import NONFINITE, TYPES, json_text, record_line
@@ -22,11 +33,12 @@ ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
 STEP_KEYS = (
     "type step position token_id bytes_hex text delta_text node parent rank logprob_nats prob prob_final"
-    " entropy_nats margin_logits candidates stages kv timing memory forced"
+    " entropy_nats margin_logits candidates stages kv timing memory forced mass_above"
+    " interventions"
 )
 END_KEYS = (
     "type finish_reason stop_token_id text prompt_tokens new_tokens ttft_s decode_tokens_per_s peak_rss_bytes"
-    " trace error stop_string node"
+    " trace error stop_string node stop_guard"
 )
 
 
@@ -34,7 +46,7 @@ def validator(kind: str) -> Draft202012Validator:
     return Draft202012Validator(json.loads((SCHEMAS / f"{kind}-line.json").read_text(encoding="utf-8")))
 
 
-@given(RUNS | STEPS | ENDS)
+@given(RUNS | STEPS | ENDS | BRANCHES)
 def test_a_record_comes_back_exactly_from_its_line(record):
     line = json.loads(json_text(record_line(record)))
     assert TYPES[line.pop("type")] is type(record)
@@ -42,7 +54,7 @@ def test_a_record_comes_back_exactly_from_its_line(record):
     assert repr(back) == repr(record)  # repr tells -0.0 from 0.0 and lets NaN equal itself
 
 
-@given(RUNS | STEPS | ENDS)
+@given(RUNS | STEPS | ENDS | BRANCHES)
 def test_a_line_is_one_line_of_printable_utf8(record):
     text = json_text(record_line(record))
     assert len(text.splitlines()) == 1
@@ -50,7 +62,7 @@ def test_a_line_is_one_line_of_printable_utf8(record):
     assert not [sign for sign in text if sign < " " or "\x7f" <= sign <= "\x9f" or sign in "\u202e\u2028\u2066"]
 
 
-@given(RUNS | STEPS | ENDS)
+@given(RUNS | STEPS | ENDS | BRANCHES)
 def test_every_line_fits_its_schema(record):
     line = json.loads(json_text(record_line(record)))
     validator(line["type"]).validate(line)
@@ -63,12 +75,15 @@ def test_the_keys_are_those_of_the_contract_in_their_order():
     assert list(step["candidates"][0]) == (
         ["rank", "token_id", "text", "bytes_hex", "logit", "prob_raw", "prob_final", "removed_by"]
     )
-    assert list(step["stages"][0]) == ["name", "settings", "survivors", "kept_mass", "entropy_nats"]
+    assert list(step["stages"][0]) == ["name", "settings", "survivors", "kept_mass", "entropy_nats", "probs"]
     assert [list(step[part]) for part in ("kv", "timing", "memory")] == [
         ["tokens", "used_bytes", "allocated_bytes"],
         ["forward_s", "sample_s", "total_s"],
         ["rss_bytes", "device_bytes"],
     ]
+    acted = record_line(replace(plain_step(0, None), interventions=(plain_intervention(),)))["interventions"]
+    assert list(acted[0]) == ["guard", "action", "measured", "threshold", "temperature"]
+    assert list(record_line(plain_branch(0))) == ["type", "step", "settings", "started_at", "end"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -93,9 +108,12 @@ def broken_lines():
     yield {**record_line(plain_end()), "finish_reason": "tired"}
     yield {**record_line(plain_end()), "ttft_s": True}
     yield {**record_line(plain_run()), "versions": {"torch": 2}}
+    yield {**step, "interventions": [{"guard": "loop"}]}
+    yield {**record_line(plain_branch(0)), "end": None}
+    yield {**record_line(plain_branch(0)), "settings": {"temperature": 1.0}}
 
 
-@pytest.mark.parametrize("line", list(broken_lines()), ids=range(11))
+@pytest.mark.parametrize("line", list(broken_lines()), ids=range(14))
 def test_a_broken_line_is_refused_by_the_schema(line):
     assert not validator(line["type"]).is_valid(line)
 
@@ -115,6 +133,15 @@ def test_an_export_is_the_lines_of_run_json():
     lines = stream.getvalue().splitlines()
     assert lines == [json_text(record_line(record)) for record in (trace.run, *trace.steps, trace.end)]
     assert [json.loads(line)["type"] for line in lines] == ["run", "step", "step", "step", "end"]
+
+
+def test_an_export_tells_of_the_forks_after_the_end():
+    trace = Trace(plain_run(), chain(3), plain_end(), [plain_branch(2), plain_branch(1)])
+    stream = io.StringIO()
+    export_jsonl(trace, stream)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["type"] for line in lines[4:]] == ["end", "branch", "branch"]
+    assert [line["end"]["node"] for line in lines[5:]] == [2, 1]
 
 
 def test_an_export_of_an_unfinished_trace_has_no_end_line():

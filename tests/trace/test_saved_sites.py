@@ -1,7 +1,6 @@
 """Laws of the table `site`: what was seen of inner values comes back, for the branch that was kept."""
 
 import math
-import sqlite3
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +12,24 @@ from sample_records import (
     COUNT,
     FLAG,
     MEASURED,
-    TABLES,
     TEXT,
+    as_format,
     chain,
+    edit,
     maybe,
     plain_end,
     plain_run,
     plain_step,
+    query,
     tuples,
 )
 
 from decodescope.errors import InputError
-from decodescope.trace.records import end_of, path_to
-from decodescope.trace.schema import DATABASE, build
+from decodescope.trace.ends import end_of
+from decodescope.trace.records import path_to
+from decodescope.trace.saved import read_sites, read_trace, saved_tensors
 from decodescope.trace.site_records import SiteSummary
-from decodescope.trace.store import TraceWriter, read_sites, read_trace, saved_tensors
+from decodescope.trace.store import TraceWriter
 
 SUMMARIES = st.builds(
     SiteSummary,
@@ -119,50 +121,30 @@ def test_numbers_that_are_none_are_kept(tmp_path):
         ("UPDATE site SET elements = 'many'", "damaged .site.elements: str"),
         ("UPDATE site SET l2 = x'00'", "damaged .site.l2: bytes"),
         ("DROP TABLE site", "damaged .sqlite_schema."),
-        ("PRAGMA user_version = 3", "saved by a newer decodescope .format 3, this one reads up to 2."),
+        ("PRAGMA user_version = 4", "saved by a newer decodescope .format 4, this one reads up to 3."),
     ],
 )
 def test_a_database_that_lies_about_sites_is_refused_in_one_sentence(tmp_path, script, sentence):
     folder = saved(tmp_path / "run", {0: None}, [0], 0)
-    connection = sqlite3.connect(folder / DATABASE)
-    connection.executescript(script)
-    connection.close()
     with pytest.raises(InputError, match=sentence):
-        read_sites(folder)
+        read_sites(edit(folder, script))
 
 
-def as_format_1(folder: Path, old: Path) -> Path:
-    """The run as a program of format 1 would have saved it: its tables, without `site`."""
-    old.mkdir()
-    connection = sqlite3.connect(old / DATABASE)
-    build(connection, 1)
-    connection.commit()
-    connection.execute("ATTACH ? AS new", (str(folder / DATABASE),))
-    for table in TABLES:
-        if table.since == 1:
-            connection.execute(f"INSERT INTO main.{table.name} SELECT * FROM new.{table.name}")
-    connection.commit()
-    connection.close()
-    return old
-
-
-def test_a_folder_of_format_1_still_reads_and_has_no_sites(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_folder_of_an_older_format_still_reads(tmp_path, version):
     folder = saved(tmp_path / "run", {0: None, 1: 0, 2: 0}, [0, 1], 2)
-    old = as_format_1(folder, tmp_path / "old")
-    connection = sqlite3.connect(old / DATABASE)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'site'").fetchone() == (0,)
-    connection.close()
+    old = as_format(version, folder, tmp_path / "old")
+    assert query(old, "PRAGMA user_version") == [(version,)]
+    assert query(old, "SELECT count(*) FROM sqlite_schema WHERE name = 'site'") == [(version - 1,)]
+    assert query(old, "SELECT count(*) FROM sqlite_schema WHERE name = 'branch'") == [(0,)]
     trace, known = read_trace(old), read_trace(folder)
-    assert (trace.run, trace.steps) == (known.run, known.steps)
+    assert (trace.run, trace.steps, trace.branches) == (known.run, known.steps, [])
     assert trace.end == replace(known.end, trace=str(old))
-    assert read_sites(old) == [] and saved_tensors(old) == []
+    assert read_sites(old) == (read_sites(folder) if version == 2 else []) and saved_tensors(old) == []
 
 
-def test_a_format_1_folder_that_claims_format_2_is_refused(tmp_path):
-    old = as_format_1(saved(tmp_path / "run", {0: None}, [], 0), tmp_path / "old")
-    connection = sqlite3.connect(old / DATABASE)
-    connection.execute("PRAGMA user_version = 2")
-    connection.close()
+@pytest.mark.parametrize("claimed", [2, 3])
+def test_a_format_1_folder_that_claims_a_later_one_is_refused(tmp_path, claimed):
+    old = as_format(1, saved(tmp_path / "run", {0: None}, [], 0), tmp_path / "old")
     with pytest.raises(InputError, match="damaged"):
-        read_trace(old)
+        read_trace(edit(old, f"PRAGMA user_version = {claimed}"))

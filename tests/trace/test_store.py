@@ -22,13 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
-from sample_records import ENDS, RUNS, TABLES, chain, plain_end, plain_run, plain_step, trees
+from sample_records import ENDS, RUNS, TABLES, chain, edit, plain_end, plain_run, plain_step, trees
 
 from decodescope.errors import InputError, ResourceError
+from decodescope.trace.ends import stopping_guard
 from decodescope.trace.lines import record_line
 from decodescope.trace.records import Stage, Trace, path_to
+from decodescope.trace.saved import read_trace, saved_tensors
 from decodescope.trace.schema import APPLICATION_ID, FORMAT, MIGRATIONS
-from decodescope.trace.store import TraceWriter, read_trace, saved_tensors
+from decodescope.trace.store import TraceWriter
 
 HERE = Path(__file__).parent
 
@@ -62,7 +64,9 @@ def test_a_run_comes_back_equal(run, steps, end, data):
         folder = save(Path(scratch) / "run", run, steps, end)
         trace = read_trace(folder)
         assert lines([trace.run, *trace.steps]) == lines([run, *steps])
-        assert trace.end == replace(end, trace=str(folder))
+        last = next((step for step in steps if step.node == end.node), None)
+        assert trace.end == replace(end, trace=str(folder), stop_guard=stopping_guard(end.finish_reason, last))
+        assert trace.branches == []
         assert list(trace.run.versions) == list(run.versions)
         types = [[type(setting.value) for setting in each.settings] for each in (trace.run, run)]
         assert types[0] == types[1]
@@ -245,7 +249,7 @@ def test_a_log_left_behind_is_read_even_from_read_only_media(tmp_path):
         reading = f"""
 import os
 from pathlib import Path
-from decodescope.trace.store import read_trace
+from decodescope.trace.saved import read_trace
 if os.geteuid() == 0:
     os.seteuid(65534)  # root may write anywhere
 folder = Path({str(folder)!r})
@@ -323,11 +327,7 @@ def test_a_name_no_file_can_have_is_one_sentence(tmp_path):
 
 def edited(folder: Path, script: str) -> Path:
     """A sound run after someone else's SQL."""
-    save(folder, plain_run(), chain(2), plain_end())
-    connection = sqlite3.connect(folder / "trace.db")
-    connection.executescript(script)
-    connection.close()
-    return folder
+    return edit(save(folder, plain_run(), chain(2), plain_end()), script)
 
 
 ENDLESS = "WITH RECURSIVE c(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM c) SELECT"
@@ -337,7 +337,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM c) SEL
     ("script", "sentence"),
     [
         ("PRAGMA application_id = 0", "another program"),
-        ("PRAGMA user_version = 99", "saved by a newer decodescope .format 99, this one reads up to 2."),
+        ("PRAGMA user_version = 99", "saved by a newer decodescope .format 99, this one reads up to 3."),
         ("DROP TABLE stage", "damaged .sqlite_schema."),
         ("ALTER TABLE node ADD COLUMN more", "damaged .sqlite_schema."),
         (f"DROP TABLE note; CREATE VIEW note AS {ENDLESS} x AS ordinal, 'a' AS text FROM c", "damaged"),
@@ -520,7 +520,7 @@ def test_a_shape_that_is_none_is_refused(tmp_path, shape):
 def test_importing_the_room_brings_no_torch():
     code = """
 import sys
-import decodescope.trace.store, decodescope.trace.export, decodescope.trace.lines
+import decodescope.trace.store, decodescope.trace.export, decodescope.trace.lines, decodescope.trace.kept_logits
 print(sorted({"torch", "numpy", "safetensors", "pydantic", "rich"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sample_records import TABLES, plain_end, plain_run, plain_step
+from sample_records import TABLES, plain_branch, plain_end, plain_run, plain_step
 
-from decodescope.trace.records import end_of
+from decodescope.trace.ends import end_of
+from decodescope.trace.saved import read_trace
 from decodescope.trace.schema import APPLICATION_ID, FORMAT
-from decodescope.trace.store import TraceWriter, read_trace
+from decodescope.trace.store import TraceWriter
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCUMENT, re.DOTALL)
@@ -23,6 +24,12 @@ def connection(tmp_path_factory):
         for node, parent in {0: None, 1: 0, 2: 1, 3: 0, 4: 3}.items():
             writer.write(plain_step(node, parent))
         writer.finish(replace(plain_end(), node=2))
+    for node, parent, logprob in ((5, 0, -0.5), (6, 2, -4.0)):
+        with TraceWriter.reopen(folder) as writer:
+            writer.write(replace(plain_step(node, parent), logprob_nats=logprob))
+            writer.write_branch(
+                replace(plain_branch(node, node - 4), end=replace(plain_end(f"f{node}"), node=node))
+            )
     connection = sqlite3.connect(folder / "trace.db")
     yield connection
     connection.close()
@@ -35,11 +42,13 @@ def test_a_documented_query_runs_and_answers(connection, query):
 
 def test_the_documented_answers_are_right(connection):
     answers = [connection.execute(query).fetchall() for query in QUERIES]
-    text, unsure, filters, _, forks, settings = answers
+    text, unsure, filters, _, parting, forks, settings = answers
     assert text == [(" w0 w1 w2",)]
-    assert [row[0] for row in unsure] == [4] * 5 + [3] * 5 + [2] * 5
+    assert [row[0] for row in unsure] == [6] * 5 + [5] * 5 + [4] * 5
     assert [row[0] for row in filters] == ["top_k", "temperature"]
-    assert forks == [(0, 2, "tok1 | tok1")]
+    assert parting == [(0, 3, "tok1 | tok1 | tok1")]
+    assert [row[:3] for row in forks] == [(1, "f5", "length"), (2, "f6", "length")]
+    assert [row[3] for row in forks] == pytest.approx([-0.7 - 0.5, 3 * -0.7 - 4.0])
     assert settings == [("temperature", 0.7, "command line"), ("top_k", 20, "default")]
 
 

@@ -56,3 +56,11 @@ def recent_text(steps: Sequence[Step]) -> str:
         if length >= RECENT_CHARACTERS:
             break
     return "".join(reversed(pieces))[-RECENT_CHARACTERS:]
+
+
+def drawn_stretch(step: Step) -> tuple[float, float] | None:
+    """Where the draw of a step fell on the cumulative bar of the final distribution, most probable first: both
+    ends, from 0 to 1. None where nothing was drawn, or the draw was overruled by hand."""
+    if step.mass_above is None:
+        return None
+    return step.mass_above, min(step.mass_above + step.prob_final, 1.0)

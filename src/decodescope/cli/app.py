@@ -5,12 +5,14 @@ import typer
 import decodescope
 from decodescope.cli import options as o
 from decodescope.cli.attention import attention
+from decodescope.cli.fork import fork
 from decodescope.cli.forward import forward
 from decodescope.cli.kv import kv
 from decodescope.cli.lens import lens
 from decodescope.cli.model import model
 from decodescope.cli.pull import pull
 from decodescope.cli.run import run
+from decodescope.cli.sample import sample
 from decodescope.cli.show import export, show
 from decodescope.cli.tokens import tokens
 from decodescope.locale import translate as t
@@ -23,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut Chinese lines short
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (run, forward, lens, attention, kv, tokens, model, pull, show, export):
+for command in (run, fork, forward, lens, attention, kv, sample, tokens, model, pull, show, export):
     app.command()(command)
 
 

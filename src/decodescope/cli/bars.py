@@ -21,3 +21,10 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     low, high = min(shown), max(shown)
     step = (high - low) / (len(_LEVELS) - 1) or 1.0
     return "".join(_LEVELS[round((value - low) / step)] for value in shown)
+
+
+def stretch(start: float, stop: float, cells: int) -> str:
+    """A line of `cells` cells from 0 to 1 on which a stretch stands out, however short."""
+    first = min(int(start * cells), cells - 1)
+    last = max(math.ceil(stop * cells), first + 1)
+    return "░" * first + "█" * (last - first) + "░" * (cells - last)

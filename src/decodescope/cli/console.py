@@ -43,6 +43,14 @@ def line(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*shown, no_wrap=True, overflow="ignore")
 
 
+def asked(prompt: str = "") -> str | None:
+    """A line that the reader types; None where the input has ended, or was closed from the start."""
+    try:
+        return input(prompt)
+    except (EOFError, RuntimeError):
+        return None
+
+
 def draw_notes(notes: Iterable[str]) -> None:
     """What the reader of a run should know: catalogue keys, some with a detail behind a colon."""
     for note in notes:
@@ -71,6 +79,11 @@ class StderrReport:
         """A part of a long prompt is read, in positions."""
         if err().is_terminal:
             self._draw(t("run.reading"), done, total, MofNCompleteColumn())
+
+    def decoding(self, done: int, most: int) -> None:
+        """Some rows have come so far, in tokens."""
+        if err().is_terminal:
+            self._draw(t("sample.decoding"), done, most, MofNCompleteColumn())
 
     def measuring(self, done: int, total: int) -> None:
         """A part of an experiment is done, in positions that went through the model."""

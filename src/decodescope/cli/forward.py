@@ -7,11 +7,11 @@ from decodescope.cli import options as o
 from decodescope.cli.forward_verdict import place
 from decodescope.cli.forward_view import draw_forward
 from decodescope.cli.one_prompt import opened
-from decodescope.cli.units import parsed_bytes
-from decodescope.errors import FindingError, InputError
+from decodescope.cli.units import budget_bytes
+from decodescope.errors import FindingError
 from decodescope.locale import translate as t
+from decodescope.trace.folder import refuse_used
 from decodescope.trace.lines import document_text
-from decodescope.trace.store import refuse_used
 
 if TYPE_CHECKING:
     from decodescope.experiments.forward import ForwardPlan
@@ -82,16 +82,13 @@ def _plan(given: dict[str, Any]) -> "ForwardPlan":
     from decodescope.experiments.rope import RopePlan
 
     position = given["rope_position"]
-    budget = parsed_bytes(given["keep_budget"])
-    if budget is None:
-        raise InputError("forward.keep_budget", value=given["keep_budget"])
     return ForwardPlan(
         steps=given["steps"],
         sites=tuple(given["site"] or ()),
         layers=tuple(given["layer"] or ()),
         values=given["values"],
         keep=tuple(given["keep"] or ()),
-        budget_bytes=budget,
+        budget_bytes=budget_bytes(given["keep_budget"]),
         save=given["save"],
         against=given["against"] and read_reference(given["against"]),
         tolerance=given["tolerance"],

@@ -1,5 +1,6 @@
 """The options that several commands share: the same name means the same everywhere."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,10 @@ PresencePenalty = Annotated[float | None, option("presence_penalty", "--presence
 FrequencyPenalty = Annotated[float | None, option("frequency_penalty", "--frequency-penalty", metavar="X")]
 NoRepeatNgramSize = Annotated[int | None, option("no_repeat_ngram_size", "--no-repeat-ngram-size", metavar="N")]
 Seed = Annotated[int | None, option("seed", "--seed", metavar="N")]
+Sampler = Annotated[str | None, option("sampler", "--sampler", metavar="hf|vllm|llamacpp")]
+Without = Annotated[list[str] | None, option("without", "--without", metavar="STAGE")]
+PenaltyWindow = Annotated[int | None, option("penalty_window", "--penalty-window", metavar="N")]
+Guard = Annotated[list[str] | None, option("guard", "--guard", metavar="RULE")]
 CheckpointSettings = Annotated[bool, option("checkpoint_settings", "--checkpoint-settings")]
 
 Candidates = Annotated[int | None, option("candidates", "--candidates", metavar="K")]
@@ -51,6 +56,10 @@ Positions = Annotated[list[str] | None, option("positions", "--position", metava
 Steps = Annotated[int, option("steps", "--steps", "--max-new-tokens", "-n", metavar="N")]
 Image = Annotated[Path | None, option("image", "--image", metavar="FILE.png|svg")]
 Keep = Annotated[str | None, option("keep", "--keep", metavar="logits")]
+KeepBudget = Annotated[str, option("run.keep_budget", "--keep-budget", metavar="BYTES")]
+Stages = Annotated[bool, option("stages", "--stages")]
+Break = Annotated[list[str] | None, option("break", "--break", metavar="COND")]
+ChatLoop = Annotated[bool, option("chat_loop", "--chat-loop")]
 
 SAMPLING = (
     "temperature",
@@ -62,7 +71,15 @@ SAMPLING = (
     "frequency_penalty",
     "no_repeat_ngram_size",
     "seed",
+    "sampler",
+    "without",
+    "penalty_window",
 )
+
+
+def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling settings among a command's values; None where the command line says nothing."""
+    return {name: None if given[name] == [] else given[name] for name in SAMPLING}
 
 
 def prompt_argument(key: str) -> Any:

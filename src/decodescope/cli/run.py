@@ -2,32 +2,23 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from decodescope.cli import options as o
-from decodescope.cli.console import StderrReport, line, out
-from decodescope.cli.run_view import (
-    SHOWN_CANDIDATES,
-    content_text,
-    draw_header,
-    draw_ids,
-    draw_model,
-    draw_settings,
-    draw_step,
-    draw_summary,
-)
-from decodescope.cli.stepping import Stepper
+from decodescope.cli.console import StderrReport
+from decodescope.cli.follow import View, follow, tell_missing_logits
+from decodescope.cli.step_view import SHOWN_CANDIDATES
+from decodescope.cli.units import budget_bytes
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
-from decodescope.trace.lines import json_text, record_line
-from decodescope.trace.records import Step, Trace
-from decodescope.trace.store import refuse_used
-from decodescope.visible import token_text
+from decodescope.trace.folder import refuse_used
 
 if TYPE_CHECKING:
-    from decodescope.live import LiveRun
+    from decodescope.analysis.breaks import BreakRule
+    from decodescope.open_model import Prompts
     from decodescope.options import RunOptions
-    from decodescope.session import Prompts, Session
+    from decodescope.session import Session
 
 
 def run(
@@ -49,12 +40,20 @@ def run(
     frequency_penalty: o.FrequencyPenalty = None,
     no_repeat_ngram_size: o.NoRepeatNgramSize = None,
     seed: o.Seed = None,
+    sampler: o.Sampler = None,
+    without: o.Without = None,
+    penalty_window: o.PenaltyWindow = None,
+    guard: o.Guard = None,
     checkpoint_settings: o.CheckpointSettings = False,
     candidates: o.Candidates = None,
+    stages: o.Stages = False,
     step: o.StepByStep = False,
+    break_: o.Break = None,
+    chat_loop: o.ChatLoop = False,
     no_cache: o.NoCache = False,
     save: o.Save = None,
     keep: o.Keep = None,
+    keep_budget: o.KeepBudget = "1GiB",
     json: o.Json = False,
     dtype: o.Dtype = None,
     device: o.Device = "cpu",
@@ -66,17 +65,17 @@ def run(
     _check(given)
     from decodescope.session import Session
 
-    run_options = _run_options(given)
+    rules, run_options = _breaks(given), _run_options(given)
     with StderrReport() as report:
         session = Session.open(
             model, dtype=dtype, device=device, threads=threads, report=report, progress=report.loading
         )
-    ready = _ready_prompts(session, given)
-    if prompts is not None and save is not None and len(ready) == 1:
-        run_options = replace(run_options, save=save / "0000")  # the layout of a batch does not hang on its size
-    view = View(json, step, candidates or SHOWN_CANDIDATES, batch=prompts is not None)
-    with StderrReport() as report:
-        _follow(session.start(ready, run_options, progress=report.reading), view)
+    if chat_loop:
+        from decodescope.cli.chat_loop import talk
+
+        talk(session, run_options, prompt=given["prompt"], system=system, json=json)
+    else:
+        _watch(session, run_options, rules, given)
 
 
 run.__doc__ = t("help.run")
@@ -85,13 +84,15 @@ run.__doc__ = t("help.run")
 def _check(given: dict[str, Any]) -> None:
     """What can be refused before the model is loaded."""
     sources = [name for name in ("prompt", "messages", "prompts") if given[name] is not None]
-    if len(sources) != 1:
+    if given["chat_loop"]:
+        _check_chat_loop(given)
+    elif len(sources) != 1:
         raise InputError("run.one_prompt", count=len(sources))
     if given["engine"] != "native":
         raise InputError("engine.unknown", name=given["engine"])
     if given["keep"] not in (None, "logits"):
         raise InputError("run.keep", value=given["keep"])
-    if given["step"] and (given["prompts"] or given["json"]):
+    if (given["step"] or given["break_"]) and (given["prompts"] or given["json"]):
         raise InputError("run.step_alone")
     if given["messages"] and given["chat"] is False:
         raise InputError("run.raw_messages")
@@ -101,11 +102,23 @@ def _check(given: dict[str, Any]) -> None:
         given["prompt"] = read_prompt(given["prompt"])
 
 
+def _check_chat_loop(given: dict[str, Any]) -> None:
+    others = ("step", "break_", "stages", "prompts", "messages")
+    if given["chat"] is False or any(given[name] for name in others):
+        raise InputError("run.chat_loop_alone")
+
+
+def _breaks(given: dict[str, Any]) -> "list[BreakRule]":
+    from decodescope.analysis.breaks import parse_break
+
+    return [parse_break(text) for text in given["break_"] or ()]
+
+
 def _run_options(given: dict[str, Any]) -> "RunOptions":
     from decodescope.options import DEFAULT_CANDIDATES, RunOptions
 
     return RunOptions(
-        sampling={name: given[name] for name in o.SAMPLING},
+        sampling=o.sampling_of(given),
         checkpoint_settings=given["checkpoint_settings"],
         max_new_tokens=given["max_new_tokens"],
         stop=tuple(given["stop"] or ()),
@@ -113,8 +126,28 @@ def _run_options(given: dict[str, Any]) -> "RunOptions":
         use_cache=not given["no_cache"],
         candidates=DEFAULT_CANDIDATES if given["candidates"] is None else given["candidates"],
         save=given["save"],
+        guards=tuple(given["guard"] or ()),
         keep_logits=given["keep"] == "logits",
+        logits_bytes=budget_bytes(given["keep_budget"]),
+        stage_probs=given["stages"],
     )
+
+
+def _watch(session: "Session", run_options: "RunOptions", rules: "list[BreakRule]", given: dict[str, Any]) -> None:
+    """Run what was asked for and show it on its way."""
+    from decodescope.cli.stepping import Stepper, looking
+
+    ready, batch = _ready_prompts(session, given), given["prompts"] is not None
+    if batch and run_options.save is not None and len(ready) == 1:
+        run_options = replace(run_options, save=Path(run_options.save) / "0000")  # as any batch lies
+    view = View(given["json"], batch, given["candidates"] or SHOWN_CANDIDATES, given["stages"])
+    with StderrReport() as report, looking(session, rules) as recording:
+        if given["step"] or rules:
+            view.stepper = Stepper(session, rules, pausing=given["step"], recording=recording)
+        live = session.start(ready, run_options, progress=report.reading)
+        follow(live, view)
+    if run_options.keep_logits:
+        tell_missing_logits(live.traces)
 
 
 def _ready_prompts(session: "Session", given: dict[str, Any]) -> "Prompts":
@@ -137,60 +170,3 @@ def read_prompt(argument: str) -> str:
     if not text:
         raise InputError("text.empty_prompt")
     return text
-
-
-class View:
-    """Where the steps go: JSON lines, blocks on the terminal, or one line a step for a batch."""
-
-    def __init__(self, json: bool, stepping: bool, candidates: int, batch: bool) -> None:
-        self.json, self.batch, self.candidates = json, batch, candidates
-        self.stepper = Stepper(candidates) if stepping else None
-
-    def begin(self, traces: list[Trace]) -> None:
-        if self.batch and not self.json:
-            draw_model(traces[0].run)
-        for row, trace in enumerate(traces):
-            if self.json:
-                self._line(trace.run, row)
-            elif self.batch:
-                out().print(line((t("run.row", row=row, text=content_text(trace.run)), "bold")))
-                draw_settings(trace.run)
-                draw_ids(trace.run)
-            else:
-                draw_header(trace.run)
-
-    def step(self, row: int, step: Step, live: "LiveRun") -> None:
-        if self.json:
-            self._line(step, row)
-        elif self.batch:
-            out().print(t("run.row_step", row=row, step=step.step, token=token_text(step.text), prob=step.prob))
-        else:
-            draw_step(step, live.recent_text(row), self.candidates)
-
-    def end(self, traces: list[Trace]) -> None:
-        for row, trace in enumerate(traces):
-            if trace.end is None:
-                continue
-            if self.json:
-                self._line(trace.end, row)
-            else:
-                if self.batch:
-                    out().rule(f"{row}", align="left")
-                draw_summary(trace.run, trace.path(), trace.end)
-
-    def _line(self, record: Any, row: int) -> None:
-        fields = record_line(record)
-        print(json_text({**fields, "row": row} if self.batch else fields), flush=True)
-
-
-def _follow(live: "LiveRun", view: View) -> None:
-    """Show every step as it comes. Whatever ends the run, its end is written and shown."""
-    view.begin(live.traces)
-    try:
-        for row, step in live.steps():
-            view.step(row, step, live)
-            if view.stepper and not view.stepper.pause(live, step):
-                break
-    finally:
-        live.finish("interrupted")  # says nothing where the rows have ended
-        view.end(live.traces)

@@ -1,25 +1,26 @@
-"""Drawing a run: header, one compact block a step, summary. Live and replayed runs are drawn by this one file."""
+"""Drawing a run around its steps: header and summary, the same for live and replayed runs."""
 
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from decodescope.analysis.metrics import run_metrics
-from decodescope.cli.bars import bar
 from decodescope.cli.console import draw_notes, line, out
-from decodescope.cli.units import binary_bytes, count, milliseconds, number, percent
+from decodescope.cli.step_view import fitted
+from decodescope.cli.units import binary_bytes, count, milliseconds, number
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
-from decodescope.trace.records import Candidate, End, PromptToken, Run, Stage, Step
+from decodescope.trace.records import End, PromptToken, Run, Step
+from decodescope.trace.saved import saved_tensors
 from decodescope.visible import token_text, visible
 
-SHOWN_CANDIDATES = 5
-_BAR_CELLS = 24
-_BESIDE_BAR = 56  # cells of a candidate's line that are not the bar
-_TOKEN_CELLS = 16
-_TAIL_CELLS = 76
-_SWITCHED_OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+_SWITCHED_OFF = {
+    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": None,
+    "sampler": "hf", "without": None,
+}  # fmt: skip
+_GUARDS = "guards"  # told in a line of their own
 
 
 def draw_header(run: Run) -> None:
@@ -44,6 +45,8 @@ def draw_model(run: Run) -> None:
 def draw_settings(run: Run) -> None:
     """The sampling settings in force, and what the reader should know about them."""
     out().print(line(t("run.header.settings", settings=_settings(run))))
+    if guards := _guards(run):
+        out().print(line(t("run.header.guards", guards=guards)))
     draw_notes(run.notes)
 
 
@@ -59,11 +62,16 @@ def _settings(run: Run) -> str:
     greedy = "temperature" in values and not values["temperature"].value
     named = [] if not greedy else [t("run.greedy")]
     for setting in run.settings:
-        off = _SWITCHED_OFF.get(setting.name, 0 if setting.name != "seed" else None)
-        if setting.value != off or (setting.origin != "default" and not greedy):
+        changed = setting.value != _SWITCHED_OFF.get(setting.name, 0)
+        if setting.name != _GUARDS and (changed or (setting.origin != "default" and not greedy)):
             origin = translate_or(f"origin.{setting.origin.replace(' ', '_')}", setting.origin)
             named.append(t("run.setting", name=setting.name, value=setting.value, origin=origin))
     return " · ".join(named)
+
+
+def _guards(run: Run) -> str:
+    """The guards of a run as they were written; empty where there are none."""
+    return next((str(setting.value) for setting in run.settings if setting.name == _GUARDS), "")
 
 
 def _prompt_rows(tokens: Iterable[PromptToken], width: int) -> Iterable[Text]:
@@ -84,100 +92,17 @@ def content_text(run: Run) -> str:
     return "│".join(token_text(token.text) for token in run.prompt_tokens if token.role != "template")
 
 
-def draw_step(step: Step, recent: str, candidates: int = SHOWN_CANDIDATES) -> None:
-    """One step: what was chosen and how sure the model was, candidates, cost, and the end of the text so far."""
-    out().print(_headline(step))
-    for candidate in _shown(step, candidates):
-        out().print(_candidate_line(candidate, candidate.token_id == step.token_id, final=bool(step.stages)))
-    if step.stages:
-        out().print(Text("    " + " → ".join(map(_stage, step.stages)), "dim"), soft_wrap=False)
-    out().print(_costline(step))
-    out().print(line("    ", (_tail(recent), "green")))
-
-
-def _headline(step: Step) -> Text:
-    marks = f" {t('run.step.forced')}" if step.forced else ""
-    certainty = t("run.step.certainty", prob=percent(step.prob), rank=step.rank, entropy=number(step.entropy_nats))
-    place = t("run.step.number", step=step.step)
-    return line((f"{place}  ", "dim"), (token_text(step.text), "bold"), f"{marks}  ", (certainty, "dim"))
-
-
-def _costline(step: Step) -> Text:
-    timing, kv = step.timing, step.kv
-    cost = t(
-        "run.step.cost",
-        tokens=kv.tokens,
-        bytes=binary_bytes(kv.used_bytes),
-        forward=milliseconds(timing.forward_s),
-        total=milliseconds(timing.total_s),
-    )
-    return line(("    " + cost, "dim"))
-
-
-def _stage(stage: Stage) -> str:
-    """A sampler stage in a few words: its setting, how many it left, and how much of the mass."""
-    value = stage.settings.get(stage.name)
-    return t("run.stage", name=stage.name, value=value, left=count(stage.survivors), mass=percent(stage.kept_mass))
-
-
-def _shown(step: Step, limit: int) -> list[Candidate]:
-    """The first candidates, and the chosen one wherever it ranks."""
-    first = [c for c in step.candidates if c.rank <= limit]
-    return first + [c for c in step.candidates if c.rank > limit and c.token_id == step.token_id]
-
-
-def _candidate_line(candidate: Candidate, chosen: bool, final: bool) -> Text:
-    style = "bold green" if chosen else ""
-    mark = "▶" if chosen else " "
-    text = _fitted(token_text(candidate.text), _TOKEN_CELLS)
-    parts: list[str | tuple[str, str]] = [
-        f"   {mark}",
-        (f"{candidate.rank:>3} ", "dim"),
-        (text, style),
-        (f"{candidate.token_id:>7} ", "dim"),
-        f"{percent(candidate.prob_raw):>9} ",
-        (_bar(candidate.prob_raw), "green" if chosen else "blue"),
-    ]
-    if final:
-        gone = candidate.removed_by
-        after = t("run.removed", stage=gone) if gone else f"→ {percent(candidate.prob_final)}"
-        parts.append((f" {after}", "dim" if gone else ""))
-    return line(*parts)
-
-
-def _bar(share: float) -> str:
-    """A bar as long as there is room for."""
-    return bar(share, max(min(_BAR_CELLS, out().width - _BESIDE_BAR), 4))
-
-
-def _fitted(text: str, cells: int) -> str:
-    """Cut or pad to a width in terminal cells; Chinese characters take two."""
-    while cell_len(text) > cells:
-        text = text[:-2] + "…"
-    return text + " " * (cells - cell_len(text))
-
-
-def _tail(text: str) -> str:
-    """The end of a text, on one line."""
-    shown = visible(text)
-    start, cells = len(shown), 0
-    while start and cells + cell_len(shown[start - 1]) < _TAIL_CELLS:
-        start -= 1
-        cells += cell_len(shown[start])
-    return ("…" if start else "") + shown[start:]
-
-
 def draw_summary(run: Run, steps: list[Step], end: End) -> None:
     """How it ended, the whole text, and the run in a few numbers."""
     out().print(line((t("run.summary.text"), "bold")))
     out().print(Text(visible(end.text, keep_newlines=True)), soft_wrap=False)
     out().print(line((t("run.summary.title"), "bold")))
     for label, value in _summary_rows(run, steps, end):
-        out().print(line("  ", (_fitted(label, 26), "dim"), value))
+        out().print(line("  ", (fitted(label, 26), "dim"), value))
 
 
 def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, str]]:
-    yield t("run.summary.finish"), _finish(end)
+    yield t("run.summary.finish"), finish_text(end)
     yield t("run.summary.tokens"), t("run.summary.token_counts", prompt=end.prompt_tokens, new=end.new_tokens)
     if not steps:
         return
@@ -195,12 +120,36 @@ def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, 
     formula = count(metrics.cache_formula_bytes)
     yield t("run.summary.cache"), t("run.summary.bytes", value=count(metrics.cache_bytes))
     yield t("run.summary.formula"), t("run.summary.product", tokens=tokens, per_token=per_token, value=formula)
+    if _guards(run):
+        yield t("run.summary.guards"), _stepped_in(steps)
     if end.trace:
+        yield from _logits(Path(end.trace), steps)
         yield t("run.summary.trace"), end.trace
 
 
-def _finish(end: End) -> str:
+def _stepped_in(steps: list[Step]) -> str:
+    """What guards did, and how often."""
+    done = Counter((each.guard, each.action) for step in steps for each in step.interventions)
+    told = [
+        t("run.summary.guard_count", guard=guard, count=times, action=t(f"guard.did.{action}"))
+        for (guard, action), times in done.items()
+    ]
+    return " · ".join(told) or t("run.summary.guards_idle")
+
+
+def _logits(folder: Path, steps: list[Step]) -> Iterable[tuple[str, str]]:
+    """Of how many steps raw logits were kept, where those of others did not fit."""
+    nodes = {tensor.node for tensor in saved_tensors(folder) if tensor.name == "logits"}
+    kept = [step for step in steps if step.node in nodes]
+    if kept and len(kept) < len(steps):
+        yield t("run.summary.logits"), t("run.summary.logits_of", kept=len(kept), steps=len(steps))
+
+
+def finish_text(end: End) -> str:
+    """Why a run or fork ended, in words."""
     reason = translate_or(f"finish.{end.finish_reason}", end.finish_reason)
+    if end.stop_guard is not None:
+        return t("finish.with_guard", guard=end.stop_guard)
     if end.stop_string is not None:
         return t("finish.with_string", reason=reason, string=visible(end.stop_string))
     if end.stop_token_id is not None:

@@ -10,18 +10,21 @@ import typer
 from decodescope.analysis.metrics import RECENT_CHARACTERS, recent_text
 from decodescope.cli import options as o
 from decodescope.cli.console import line, out
-from decodescope.cli.run_view import SHOWN_CANDIDATES, draw_header, draw_step, draw_summary
-from decodescope.cli.units import percent
+from decodescope.cli.run_view import draw_header, draw_summary
+from decodescope.cli.step_view import SHOWN_CANDIDATES
+from decodescope.cli.tree_view import draw_tree
+from decodescope.cli.waterfall import step_drawing
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
 from decodescope.trace.export import export_jsonl
-from decodescope.trace.records import Step, Trace
-from decodescope.trace.store import read_trace
-from decodescope.visible import token_text
+from decodescope.trace.saved import read_trace
 
 Folder = Annotated[Path, typer.Argument(help=t("help.folder"), show_default=False, metavar="DIR")]
 StepNumber = Annotated[
     int | None, typer.Option("--step", help=t("help.show.step"), metavar="N", show_default=False)
+]
+BranchNumber = Annotated[
+    int | None, typer.Option("--branch", help=t("help.show.branch"), metavar="N", show_default=False)
 ]
 All = Annotated[bool, typer.Option("--all", help=t("help.show.all"), show_default=False)]
 To = Annotated[str, typer.Option("--to", help=t("help.export.to"), metavar="jsonl")]
@@ -34,32 +37,38 @@ def show(
     folder: Folder,
     step: StepNumber = None,
     all: All = False,
+    branch: BranchNumber = None,
     candidates: o.Candidates = None,
+    stages: o.Stages = False,
     json: o.Json = False,
     lang: o.Lang = None,
 ) -> None:
-    trace = read_trace(folder)
+    whole = read_trace(folder)
+    trace = whole if branch is None else whole.branch(branch)
     path = trace.path()
     if json:
-        export_jsonl(trace if all else replace(trace, steps=path), sys.stdout)
+        export_jsonl(whole if all else replace(trace, steps=path, branches=[]), sys.stdout)
         return
     if step is not None and not 0 <= step < len(path):
         raise InputError("show.no_step", step=step, count=len(path))
     limit = SHOWN_CANDIDATES if candidates is None else candidates
     if limit < 1:
         raise InputError("run.candidates", value=limit)
+    draw = step_drawing(trace.run, limit, stages)
     if step is not None:
-        draw_step(path[step], recent_text(path[: step + 1]), limit)
+        draw(path[step], recent_text(path[: step + 1]))
     elif all:
-        _draw_tree(trace)
+        draw_tree(whole)
     else:
         draw_header(trace.run)
         recent = ""
         for one in path:
             recent = (recent + one.delta_text)[-RECENT_CHARACTERS:]
-            draw_step(one, recent, limit)
+            draw(one, recent)
         if trace.end:
             draw_summary(trace.run, path, trace.end)
+        if trace.branches:
+            out().print(line((t("show.branches", count=len(trace.branches)), "dim")))
 
 
 show.__doc__ = t("help.show")
@@ -82,19 +91,3 @@ def export(folder: Folder, to: To = "jsonl", output: Output = None, lang: o.Lang
 
 
 export.__doc__ = t("help.export")
-
-
-def _draw_tree(trace: Trace) -> None:
-    """Every branch of the run, indented where it parts."""
-    children: dict[int | None, list[Step]] = {}
-    for step in trace.steps:
-        children.setdefault(step.parent, []).append(step)
-    pending = [(step, 0) for step in reversed(children.get(None, []))]
-    while pending:
-        step, depth = pending.pop()
-        mark = f" {t('run.step.forced')}" if step.forced else ""
-        text = f"{'  ' * depth}{step.step:>3} {token_text(step.text)} {percent(step.prob)}{mark}"
-        out().print(line(text))
-        below = children.get(step.node, [])
-        deeper = depth + (len(below) > 1)
-        pending += [(child, deeper) for child in reversed(below)]

@@ -2,6 +2,8 @@
 
 import re
 
+from decodescope.errors import InputError
+
 _SIZE = re.compile(r"(\d{1,15})\s*(?:([KMGT]i)?B)?", re.ASCII | re.IGNORECASE)
 
 
@@ -55,3 +57,11 @@ def parsed_bytes(text: str) -> int | None:
         return None
     power = " kmgt".index(found[2][0].lower()) if found[2] else 0
     return int(found[1]) << 10 * power
+
+
+def budget_bytes(text: str) -> int:
+    """Bytes of a --keep-budget. Raises InputError."""
+    size = parsed_bytes(text)
+    if size is None:
+        raise InputError("forward.keep_budget", value=text)
+    return size

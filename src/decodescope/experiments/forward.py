@@ -20,8 +20,8 @@ from decodescope.options import RunOptions
 from decodescope.session import Session
 from decodescope.text.chat import Prompt
 from decodescope.trace.records import Trace
+from decodescope.trace.saved import read_sites, read_trace, saved_tensors
 from decodescope.trace.site_records import address
-from decodescope.trace.store import read_sites, read_trace, saved_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,31 +4,37 @@ import torch
 from torch import Tensor
 
 _BLOCK = 256  # positions; buffers grow in whole blocks
+_FORK_BLOCK = 32  # of a fork, which may be one of many
+
+_Pair = tuple[Tensor, Tensor]  # keys and values, each [B, K, positions, d]
 
 
 class KVCache:
     """Keys and values per layer, each [B, K, length, d].
 
     `length` is the only position there is. A forward pass appends layer by layer and commits once with
-    `advance`; a pass that fails half way leaves the cache as it was. A fork shares its parent's buffers
-    until one of the two writes.
+    `advance`; a pass that fails half way leaves the cache as it was.
+
+    A fork looks at its parent's memory for the past they share (`stem`) and has memory of its own for what it
+    adds, so that it costs what it adds. Whoever would write where a fork looks copies first. The fork of a
+    single row may go on as several rows; each of them then has that row's past.
     """
 
     def __init__(self, num_layers: int) -> None:
         self.length = 0
-        self._keys: list[Tensor | None] = [None] * num_layers
-        self._values: list[Tensor | None] = [None] * num_layers
-        self._shared = [False] * num_layers
+        self._stem = 0  # positions that lie in other caches' memory
+        self._stems: list[list[_Pair]] = [[] for _ in range(num_layers)]
+        self._own: list[_Pair | None] = [None] * num_layers
+        self._lent = [0] * num_layers  # leading positions of the own memory that forks look at
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v [B, K, T, d] behind the committed positions; return all keys and values [B, K, S, d]."""
-        end = self.length + k.shape[2]
-        self._make_room(layer, k, end)
-        keys, values = self._keys[layer], self._values[layer]
-        assert keys is not None and values is not None
-        keys[:, :, self.length : end] = k
-        values[:, :, self.length : end] = v
-        return keys[:, :, :end], values[:, :, :end]
+        start = self.length - self._stem
+        end = start + k.shape[2]
+        keys, values = self._with_room(layer, k, end)
+        keys[:, :, start:end] = k
+        values[:, :, start:end] = v
+        return self._whole(layer, end)
 
     def advance(self, count: int) -> None:
         """Commit `count` positions that every layer has appended."""
@@ -39,61 +45,107 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} positions to {length}")
         self.length = length
+        if length < self._stem:
+            self._stems = [_first(pairs, length) if length else [] for pairs in self._stems]
+            self._stem = length
+            self._own = [None] * len(self._own)
 
     def fork(self) -> "KVCache":
-        """A second cache with the same past; memory is shared until either one appends."""
-        child = KVCache(len(self._keys))
-        child.length = self.length
-        child._keys, child._values = list(self._keys), list(self._values)
-        self._shared = [True] * len(self._shared)
-        child._shared = list(self._shared)
+        """A second cache with the same past, in the same memory."""
+        child, own = KVCache(len(self._own)), self.length - self._stem
+        child.length = child._stem = self.length
+        for layer, pair in enumerate(self._own):
+            child._stems[layer] = list(self._stems[layer])
+            if pair is not None and own:
+                child._stems[layer] += _first([pair], own)
+                self._lent[layer] = max(self._lent[layer], own)
         return child
 
     def keep_rows(self, rows: list[int]) -> None:
         """Keep only these batch rows, in this order."""
-        for buffers in (self._keys, self._values):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = None if buffer is None else buffer[rows]
-        self._shared = [False] * len(self._shared)
+        for layer, pair in enumerate(self._own):
+            self._own[layer] = None if pair is None else (pair[0][rows], pair[1][rows])
+            # A past of one row is everybody's.
+            self._stems[layer] = [
+                (keys, values) if keys.shape[0] == 1 else (keys[rows], values[rows])
+                for keys, values in self._stems[layer]
+            ]
+        self._lent = [0] * len(self._lent)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Committed keys and values of one layer, [B, K, length, d]. Raises ValueError while it is empty."""
-        keys, values = self._keys[layer], self._values[layer]
-        if keys is None or values is None:
+        if self._own[layer] is None and not self._stems[layer]:
             raise ValueError(f"layer {layer} holds nothing yet")
-        return keys[:, :, : self.length], values[:, :, : self.length]
+        return self._whole(layer, self.length - self._stem)
 
     @property
     def position_bytes(self) -> int:
         """Bytes of one position of one batch row, over all layers."""
-        return sum(b.shape[1] * b.shape[3] * b.element_size() for b in self._buffers())
+        pairs = [own or next(iter(stems), None) for own, stems in zip(self._own, self._stems, strict=True)]
+        return sum(_bytes(pair) // (pair[0].shape[0] * pair[0].shape[2]) for pair in pairs if pair)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the past that lies in the memory of the caches this one was forked from."""
+        return sum(_bytes(pair) for pairs in self._stems for pair in pairs)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of this cache's own memory, room not yet used included."""
+        return sum(_bytes(pair) for pair in self._own if pair)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that the committed positions take, over all layers and batch rows."""
-        return sum(b[:, :, : self.length].numel() * b.element_size() for b in self._buffers())
+        """Bytes that the committed positions take, over all layers and batch rows; a shared past counts once."""
+        own = self.length - self._stem
+        return self.shared_bytes + sum(_bytes(*_first([pair], own)) for pair in self._own if pair)
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all buffers, room not yet used included. Buffers shared by forks count in each."""
-        return sum(b.numel() * b.element_size() for b in self._buffers())
+        """Bytes of the shared past and of all own memory."""
+        return self.shared_bytes + self.own_bytes
 
-    def _buffers(self) -> list[Tensor]:
-        return [b for b in (*self._keys, *self._values) if b is not None]
+    def _whole(self, layer: int, own: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the stem and the first `own` positions behind it."""
+        pair, stems = self._own[layer], self._stems[layer]
+        parts = stems + _first([pair], own) if pair else stems
+        if len(parts) == 1:
+            return parts[0]
+        rows = max(keys.shape[0] for keys, _ in parts)
+        keys, values = (
+            torch.cat([part.expand(rows, -1, -1, -1) for part in side], dim=2) for side in zip(*parts, strict=True)
+        )
+        return keys, values
 
-    def _make_room(self, layer: int, like: Tensor, end: int) -> None:
-        keys = self._keys[layer]
-        capacity = 0 if keys is None else keys.shape[2]
-        if end <= capacity and not self._shared[layer]:
-            return
+    def _with_room(self, layer: int, like: Tensor, end: int) -> _Pair:
+        """The layer's own memory with room for `end` positions, its first free to be written."""
+        pair, start = self._own[layer], self.length - self._stem
+        capacity = 0 if pair is None else pair[0].shape[2]
+        if pair is not None and end <= capacity and start >= self._lent[layer]:
+            return pair
         if end > capacity:
             # Half as much again: growing token by token copies each position a bounded number of times.
-            wanted = max(end, capacity + capacity // 2)
-            capacity = -(-wanted // _BLOCK) * _BLOCK
-        for buffers in (self._keys, self._values):
-            old = buffers[layer]
-            new = torch.empty((*like.shape[:2], capacity, like.shape[3]), dtype=like.dtype, device=like.device)
-            if old is not None:
-                new[:, :, : self.length] = old[:, :, : self.length]
-            buffers[layer] = new
-        self._shared[layer] = False
+            block, wanted = _FORK_BLOCK if self._stem else _BLOCK, max(end, capacity + capacity // 2)
+            capacity = -(-wanted // block) * block
+        shape = (*like.shape[:2], capacity, like.shape[3])
+        grown = (like.new_empty(shape), like.new_empty(shape))
+        if pair is not None:
+            for new, old in zip(grown, pair, strict=True):
+                new[:, :, :start] = old[:, :, :start]
+        self._own[layer], self._lent[layer] = grown, 0
+        return grown
+
+
+def _first(pairs: list[_Pair], count: int) -> list[_Pair]:
+    """The first `count` positions of pairs that follow one another."""
+    found: list[_Pair] = []
+    for keys, values in pairs:
+        found.append((keys[:, :, :count], values[:, :, :count]))
+        count -= found[-1][0].shape[2]
+        if count <= 0:
+            break
+    return found
+
+
+def _bytes(pair: _Pair) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in pair)

@@ -11,6 +11,7 @@ from decodescope.generate import Limits
 from decodescope.model.cost import kv_bytes_per_token
 from decodescope.model.decoder import CausalLM
 from decodescope.models import ModelFiles
+from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Sampler
 from decodescope.text.chat import Prompt
 from decodescope.trace.records import PromptToken, Run, Setting
@@ -46,20 +47,24 @@ def describe_run(
     )
 
 
-def for_row(run: Run, prompt: Prompt, sampler: Sampler) -> Run:
-    """The header of one row: with its own prompt, and the settings and seed of its sampler."""
+def for_row(run: Run, prompt: Prompt, sampler: Sampler, guards: tuple[str, ...] = ()) -> Run:
+    """The header of one row: with its own prompt, the settings and seed of its sampler, and its notes."""
     tokens = tuple(
         PromptToken(position, t.id, t.text, t.bytes.hex(), t.role, t.injected, t.partial)
         for position, t in enumerate(prompt.tokens)
     )
-    return replace(run, prompt_text=prompt.text, prompt_tokens=tokens, settings=_settings(sampler))
-
-
-def _settings(sampler: Sampler) -> tuple[Setting, ...]:
-    """Every value in force and its origin; a seed that was drawn is told, so that the run can be repeated."""
     params = sampler.params
-    values = params.values() | ({} if params.is_greedy else {"seed": sampler.seed})
-    return tuple(Setting(name, value, params.origin(name)) for name, value in values.items())
+    # A seed that was drawn is told, so that the run can be repeated.
+    seed = params.seed if params.is_greedy else sampler.seed
+    settings = settings_of(replace(params, seed=seed), guards)
+    notes = params.notes + run.notes
+    return replace(run, prompt_text=prompt.text, prompt_tokens=tokens, settings=settings, notes=notes)
+
+
+def settings_of(params: SamplingParams, guards: tuple[str, ...] = ()) -> tuple[Setting, ...]:
+    """Every value in force and its origin."""
+    own = tuple(Setting(name, value, params.origin(name)) for name, value in params.values().items())
+    return own + (Setting("guards", " ".join(guards), "command line"),) * bool(guards)
 
 
 def _versions() -> dict[str, str]:

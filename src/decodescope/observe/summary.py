@@ -7,10 +7,10 @@ numpy does the passes over the vocabulary: on one thread, so that watching never
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from decodescope.sampling.sampler import Choice
 from decodescope.trace.records import Candidate, Stage
@@ -34,6 +34,7 @@ class Summary:
     margin_logits: float
     candidates: tuple[Candidate, ...]
     stages: tuple[Stage, ...]
+    mass_above: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,15 @@ def _alive(logits: Logits, among: Ids | None) -> Ids | None:
     return alive
 
 
-def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
-    """Sum up one choice with its `count` most probable candidates (the chosen token is always among them)."""
+def summarise(choice: Choice, count: int, spell: Spelling, stage_probs: bool = False) -> Summary:
+    """Sum up one choice with its `count` most probable candidates (the chosen token is always among them).
+
+    With `stage_probs` their probabilities after every stage too.
+    """
     logits = choice.raw.numpy()
-    raw = Distribution.of(logits)
+    after = _distributions(choice)
+    raw, final = after[0], after[-1]
     top = highest(logits, max(count, 2))
-    stages, final = _stages(choice, raw)
     chosen = choice.token_id
     logit = float(logits[chosen])
     listed = top[:count].tolist()
@@ -95,7 +99,8 @@ def summarise(choice: Choice, count: int, spell: Spelling) -> Summary:
         entropy_nats=raw.entropy_nats,
         margin_logits=float(logits[top[0]] - logits[top[1]]) if len(top) > 1 else math.inf,
         candidates=_candidates(choice, listed, ranks, (raw, final), spell),
-        stages=stages,
+        stages=_stages(choice, after, np.array(listed) if stage_probs else None),
+        mass_above=_mass_above(choice, final) if choice.drawn else None,
     )
 
 
@@ -108,23 +113,39 @@ def _rank(logits: Logits, token_id: int) -> int:
 def highest(logits: Logits, count: int) -> Ids:
     """The ids of the `count` highest logits [V], highest first; of equals the lower id first, as argmax has it."""
     count = min(count, len(logits))
-    least = torch.topk(torch.from_numpy(logits), count, sorted=False).values.min().item()
+    least = np.partition(logits, len(logits) - count)[len(logits) - count]
     among = np.flatnonzero(logits >= least)  # more than `count` where the last of them have equals
     top: Ids = among[np.argsort(-logits[among], kind="stable")[:count]]
     return top
 
 
-def _stages(choice: Choice, raw: Distribution) -> tuple[tuple[Stage, ...], Distribution]:
-    """What each stage left, and the distribution after the last of them."""
-    stages, before, entered = [], raw, choice.raw.numpy()
+def _distributions(choice: Choice) -> list[Distribution]:
+    """The raw distribution, and the one after every stage."""
+    found = [Distribution.of(choice.raw.numpy())]
     for stage in choice.stages:
-        left = stage.logits.numpy()
-        after = Distribution.of(left, before.alive)
-        fewer = after.alive is not None and after.survivors < before.survivors
-        kept = min(float(before.probs(entered[after.alive]).sum(dtype=np.float64)), 1.0) if fewer else 1.0
-        stages.append(Stage(stage.name, {stage.name: stage.value}, after.survivors, kept, after.entropy_nats))
-        before, entered = after, left
-    return tuple(stages), before
+        found.append(Distribution.of(stage.logits.numpy(), found[-1].alive))
+    return found
+
+
+def _stages(choice: Choice, after: list[Distribution], shown: Ids | None) -> tuple[Stage, ...]:
+    """What each stage left, with the probabilities of the ids in `shown`."""
+    stages, entered = [], choice.raw.numpy()
+    for stage, (before, left) in zip(choice.stages, pairwise(after), strict=True):
+        fewer = left.alive is not None and left.survivors < before.survivors
+        kept = min(float(before.probs(entered[left.alive]).sum(dtype=np.float64)), 1.0) if fewer else 1.0
+        entered = stage.logits.numpy()
+        probs = () if shown is None else tuple(left.probs(entered[shown]).tolist())
+        settings = {stage.name: stage.value}
+        stages.append(Stage(stage.name, settings, left.survivors, kept, left.entropy_nats, probs))
+    return tuple(stages)
+
+
+def _mass_above(choice: Choice, final: Distribution) -> float:
+    """The final probability of all tokens that are more probable than the chosen one."""
+    logits = choice.final.numpy()
+    alive = logits if final.alive is None else logits[final.alive]
+    above = alive[alive > logits[choice.token_id]]
+    return min(float(final.probs(above).sum(dtype=np.float64)), 1.0)
 
 
 def _candidates(

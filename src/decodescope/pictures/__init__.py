@@ -3,7 +3,7 @@
 from decodescope.pictures.atlas import draw_atlas
 from decodescope.pictures.canvas import check_picture
 from decodescope.pictures.content import Curve, Matrix, Panel, Row, Texts, rows_by_group
-from decodescope.pictures.curves import draw_curves
+from decodescope.pictures.curves import draw_curves, draw_stacked
 from decodescope.pictures.heat_map import draw_heat_map
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "draw_atlas",
     "draw_curves",
     "draw_heat_map",
+    "draw_stacked",
     "rows_by_group",
 ]

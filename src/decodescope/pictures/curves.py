@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MARKERS = "os^Dv<>"
 _MOST_MARKED = 64  # points; more would hide the line
 _INCHES = (6.4, 3.8)
+_GAP = 0.6  # between charts, inches: room for a title and an axis
 
 
 def draw_curves(path: Path, lines: Sequence[Curve], texts: Texts) -> tuple[str, ...]:
@@ -26,17 +27,37 @@ def draw_curves(path: Path, lines: Sequence[Curve], texts: Texts) -> tuple[str, 
     Returns the characters that no installed font draws. Raises InputError, and ValueError where there is
     no line.
     """
-    if not lines:
+    return draw_stacked(path, [(lines, texts)])
+
+
+def draw_stacked(path: Path, charts: Sequence[tuple[Sequence[Curve], Texts]]) -> tuple[str, ...]:
+    """Draw charts below one another, the same lines in each of them: the legend of the first serves all.
+
+    Otherwise as `draw_curves`.
+    """
+    if not charts or not all(lines for lines, _ in charts):
         raise ValueError("no line to draw")
-    written = [texts.title, texts.x, texts.y, *(line.label for line in lines)]
-    return make_picture(path, written, lambda figure: _paint(figure, lines, texts))
+    written = [text for lines, texts in charts for text in _written(lines, texts)]
+    return make_picture(path, written, lambda figure: _paint(figure, charts))
 
 
-def _paint(figure: "Figure", lines: Sequence[Curve], texts: Texts) -> None:
+def _written(lines: Sequence[Curve], texts: Texts) -> list[str]:
+    return [texts.title, texts.x, texts.y, *(line.label for line in lines)]
+
+
+def _paint(figure: "Figure", charts: Sequence[tuple[Sequence[Curve], Texts]]) -> None:
+    width, height = _INCHES
+    whole = height + (height + _GAP) * (len(charts) - 1)
+    figure.set_size_inches(width, whole)
+    for number, (lines, texts) in enumerate(charts, 1):
+        bottom = whole - number * height - (number - 1) * _GAP
+        _plot(figure.add_axes((0, bottom / whole, 1, height / whole)), lines, texts)
+    _legend(figure.axes[0], [cut(line.label, 40) for line in charts[0][0]])
+
+
+def _plot(axes: "Axes", lines: Sequence[Curve], texts: Texts) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    figure.set_size_inches(*_INCHES)
-    axes = figure.add_axes((0, 0, 1, 1))
     for number, line in enumerate(lines):
         marker = _MARKERS[number % len(_MARKERS)] if len(line.x) <= _MOST_MARKED else ""
         colour = PALETTE[number % len(PALETTE)]
@@ -52,7 +73,6 @@ def _paint(figure: "Figure", lines: Sequence[Curve], texts: Texts) -> None:
     axes.set_xlabel(texts.x, size=9)
     axes.set_ylabel(texts.y, size=9)
     axes.set_title(texts.title, loc="left", size=11, pad=10)
-    _legend(axes, [cut(line.label, 40) for line in lines])
 
 
 def _legend(axes: "Axes", labels: list[str]) -> None:

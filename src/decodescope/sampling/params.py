@@ -1,28 +1,16 @@
 """SamplingParams: every sampling setting, checked, each with the place it came from."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from decodescope.errors import InputError
+from decodescope.sampling.orders import ONLY_WHEN_DRAWING, PRESETS, STAGES, Preset
 
 Origin = Literal["command line", "checkpoint", "default"]
 
-# The order in which transformers applies what is switched on; presence and frequency penalties, which it
-# lacks, follow the repetition penalty. Greedy choice stops before `temperature`, as there.
-TRANSFORMERS_ORDER = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "no_repeat_ngram_size",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-)
-_RANDOM_ONLY = ("temperature", "top_k", "top_p", "min_p")
-_DEFAULTS: dict[str, float | int | None] = {
+_DEFAULTS: dict[str, Any] = {
     "temperature": 0.0,
     "top_k": 0,
     "top_p": 1.0,
@@ -32,6 +20,9 @@ _DEFAULTS: dict[str, float | int | None] = {
     "frequency_penalty": 0.0,
     "no_repeat_ngram_size": 0,
     "seed": None,
+    "sampler": "hf",
+    "without": (),
+    "penalty_window": None,
 }
 # What else a generation_config.json may ask for that changes the tokens, and the value that means no.
 _NOT_IMPLEMENTED: dict[str, Any] = {
@@ -41,7 +32,9 @@ _NOT_IMPLEMENTED: dict[str, Any] = {
     "sequence_bias": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
     "exponential_decay_length_penalty": None, "watermarking_config": None, "dola_layers": None,
 }  # fmt: skip
-_INTEGERS = ("top_k", "no_repeat_ngram_size", "seed")
+_INTEGERS = ("top_k", "no_repeat_ngram_size", "seed", "penalty_window")
+_MAY_BE_NONE = ("seed", "penalty_window")
+_OWN = ("seed", "sampler", "without", "penalty_window")  # no generation_config.json knows these
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,9 @@ class SamplingParams:
     """How the next token is chosen. The defaults mean: the most probable token, nothing else.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, penalties of 1 (repetition) or 0 (presence,
-    frequency) and n-gram size 0 are off. Raises InputError for values outside their range.
+    frequency) and n-gram size 0 are off. `sampler` names the order of stages (see `orders`), `without` the stages
+    left out to see what they do, `penalty_window` how many of the last tokens the penalties look at (0: all; None:
+    as many as the sampler's engine). Raises InputError for values outside their range.
     """
 
     temperature: float = 0.0
@@ -61,12 +56,15 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     seed: int | None = None
-    order: tuple[str, ...] = TRANSFORMERS_ORDER
+    sampler: str = "hf"
+    without: tuple[str, ...] = ()
+    penalty_window: int | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # catalogue keys of things worth saying, some as `key:detail`
 
     def __post_init__(self) -> None:
-        for name in _DEFAULTS:
+        _check_names(self.sampler, self.without)
+        for name in (*STAGES, *_MAY_BE_NONE):
             _check_type(name, getattr(self, name))
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
@@ -74,27 +72,36 @@ class SamplingParams:
                 raise InputError(f"sampling.{name}", value=value)
         if self.seed is not None and not 0 <= self.seed < 1 << 63:
             raise InputError("sampling.seed", value=self.seed)
-        if sorted(self.order) != sorted(TRANSFORMERS_ORDER):
-            raise InputError("sampling.order", value=", ".join(map(str, self.order)))
+        if not 0 <= self.window <= _MOST:
+            raise InputError("sampling.penalty_window", value=self.window)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[self.sampler]
+
+    @property
+    def window(self) -> int:
+        """How many of the last tokens the penalties look at; 0: all of them."""
+        return self.preset.penalty_window if self.penalty_window is None else self.penalty_window
+
     def chain(self) -> tuple[str, ...]:
-        """The filters that are switched on, in order; those that only shape a draw are off when greedy."""
-        return tuple(
-            name
-            for name in self.order
-            if getattr(self, name) != _OFF[name] and not (self.is_greedy and name in _RANDOM_ONLY)
-        )
+        """The stages in force, in order; those that only shape a draw are off when greedy."""
+        off = {*self.without, *(ONLY_WHEN_DRAWING if self.is_greedy else ())}
+        return tuple(n for n in self.preset.order if n not in off and getattr(self, n) != _OFF[n])
 
     def origin(self, name: str) -> Origin:
         return self.origins.get(name, "default")
 
-    def values(self) -> dict[str, float | int | None]:
-        """Every setting by name."""
-        return {name: getattr(self, name) for name in _DEFAULTS}
+    def values(self) -> dict[str, float | int | str | None]:
+        """Every setting by name, as JSON has it: `without` joined by commas (None: all stages are in force),
+        `penalty_window` as a number. `resolve` takes these values back."""
+        left_out = ",".join(name for name in self.preset.order if name in self.without)
+        values = {name: getattr(self, name) for name in _DEFAULTS}
+        return {**values, "without": left_out or None, "penalty_window": self.window}
 
 
 _OFF = {**_DEFAULTS, "temperature": 1.0}
@@ -112,10 +119,18 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+def _check_names(sampler: Any, without: Any) -> None:
+    if not isinstance(sampler, str) or sampler not in PRESETS:
+        raise InputError("sampling.sampler", value=str(sampler)[:80], known=", ".join(PRESETS))
+    for name in without if isinstance(without, tuple) else (without,):
+        if name not in STAGES:
+            raise InputError("sampling.without", value=str(name)[:80], known=", ".join(STAGES))
+
+
 def _check_type(name: str, value: Any) -> None:
     whole = type(value) is int
     right = whole if name in _INTEGERS else whole or (type(value) is float and math.isfinite(value))
-    if not right and not (name == "seed" and value is None):
+    if not right and not (name in _MAY_BE_NONE and value is None):
         key = "sampling.not_whole" if name in _INTEGERS else "sampling.not_a_number"
         raise InputError(key, name=name, value=str(value)[:80])
 
@@ -123,8 +138,8 @@ def _check_type(name: str, value: Any) -> None:
 def resolve(given: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None) -> SamplingParams:
     """Join what the caller gave with the checkpoint's generation_config (None: leave that aside).
 
-    A filter without a temperature means temperature 1; a seed alone stays greedy, and a note says so. Raises
-    InputError for an unknown name or an impossible value.
+    A filter without a temperature means temperature 1; a seed alone stays greedy, and a note says so. `without`
+    may be a sequence or joined by commas. Raises InputError for an unknown name or an impossible value.
     """
     for name in given:
         if name not in _DEFAULTS:
@@ -139,23 +154,30 @@ def resolve(given: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = Non
         raise InputError("sampling.checkpoint", reason=fault) from None
     for name, value in given.items():
         if value is not None:
-            values[name], origins[name] = value, "command line"
+            values[name], origins[name] = _names(value) if name == "without" else value, "command line"
     if _filters_given(values, origins) and "temperature" not in origins:
         values["temperature"] = 1.0
     return SamplingParams(**values, origins=origins, notes=_notes(values, origins, checkpoint))
 
 
+def _names(value: Any) -> Any:
+    """The stage names of a sequence or of a text joined by commas; anything else as it is, to be refused."""
+    if isinstance(value, str):
+        return tuple(name for name in value.replace(" ", "").split(",") if name)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
 def _of_checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling values of a generation_config.json; without `do_sample` its temperature is not in force."""
-    found = {name: config[name] for name in _DEFAULTS if config.get(name) is not None and name != "seed"}
+    found = {name: config[name] for name in _DEFAULTS if config.get(name) is not None and name not in _OWN}
     if config.get("do_sample"):
         return {"temperature": 1.0, **found}
-    return {name: value for name, value in found.items() if name not in _RANDOM_ONLY}
+    return {name: value for name, value in found.items() if name not in ONLY_WHEN_DRAWING}
 
 
 def _filters_given(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> bool:
     """Whether the command line switches on a filter that only shapes a draw."""
-    return any(origins.get(n) == "command line" and values[n] != _OFF[n] for n in _RANDOM_ONLY[1:])
+    return any(origins.get(n) == "command line" and values[n] != _OFF[n] for n in ONLY_WHEN_DRAWING[1:])
 
 
 def _notes(

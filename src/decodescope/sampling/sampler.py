@@ -10,6 +10,7 @@ from torch import Tensor
 
 from decodescope.errors import FindingError, InputError
 from decodescope.sampling import filters
+from decodescope.sampling.draw import DrawStream
 from decodescope.sampling.params import SamplingParams
 
 
@@ -39,16 +40,25 @@ class Choice:
 
 
 class Sampler:
-    """Chooses tokens for one sequence; owns the random stream of that sequence.
+    """Chooses tokens for one sequence. `params` may be replaced between two steps.
 
-    With the same seed it draws what `torch.manual_seed(seed)` followed by transformers' `generate` draws:
-    both give every entry of the vocabulary an exponential variate e and take the largest p / e.
+    With the same seed it draws what `torch.manual_seed(seed)` followed by transformers' `generate` draws. `draws`
+    counts the draws made; whoever goes back or forth sets it, and the next draw is the one of that number.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, stream: DrawStream | None = None) -> None:
+        """`stream` is that of all rows with this seed; without one the sampler has its own.
+
+        Raises ValueError for a stream of another seed.
+        """
+        if stream is None:
+            stream = DrawStream(secrets.randbits(32) if params.seed is None else params.seed)
+        if params.seed not in (None, stream.seed):
+            raise ValueError(f"a sampler of seed {params.seed} cannot draw from the stream of seed {stream.seed}")
         self.params = params
-        self.seed = secrets.randbits(32) if params.seed is None else params.seed
-        self._generator = torch.Generator().manual_seed(self.seed)
+        self.seed = stream.seed
+        self.draws = 0
+        self._stream = stream
 
     def choose(self, logits: Tensor, prompt: Sequence[int], generated: Sequence[int]) -> Choice:
         """Choose the next token from raw logits [V] of any dtype.
@@ -57,44 +67,54 @@ class Sampler:
         leave nothing to choose.
         """
         raw = logits.detach().to("cpu", torch.float32)
-        if not math.isfinite(raw.max()):
+        if not math.isfinite(raw.numpy().max()):
             raise FindingError(
                 "run.nonfinite", step=len(generated), dtype=str(logits.dtype).removeprefix("torch.")
             )
+        history = _History.of(self.params, prompt, generated)
         stages: list[StageLogits] = []
         current = raw
         for name in self.params.chain():
             value = getattr(self.params, name)
-            current = _apply(name, current, value, prompt, generated)
+            current = _apply(name, current, value, history)
             stages.append(StageLogits(name, value, current))
-        if not math.isfinite(current.max()):
+        if not math.isfinite(current.numpy().max()):
             raise InputError("sampling.nothing_left", step=len(generated))
-        token_id = int(current.argmax()) if self.params.is_greedy else self._draw(current)
+        token_id = int(current.numpy().argmax()) if self.params.is_greedy else self._draw(current)
         return Choice(token_id, raw, tuple(stages), drawn=not self.params.is_greedy)
 
-    def state(self) -> Tensor:
-        """Where the random stream stands; `restore` returns to it."""
-        return self._generator.get_state()
-
-    def restore(self, state: Tensor) -> None:
-        self._generator.set_state(state)
-
     def _draw(self, logits: Tensor) -> int:
-        probs = logits.softmax(-1)
-        waits = torch.empty_like(probs).exponential_(1, generator=self._generator)
-        return int((probs / waits).argmax())
+        token_id = self._stream.winner(self.draws, logits.softmax(-1))
+        self.draws += 1
+        return token_id
 
 
-def _apply(name: str, logits: Tensor, value: float, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _History:
+    """The token ids that stages look back at."""
+
+    all: Sequence[int]  # prompt and generated
+    recent: Sequence[int]  # of all, those that the repetition penalty sees
+    counted: Sequence[int]  # those that presence and frequency penalty count
+
+    @classmethod
+    def of(cls, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> "_History":
+        ids = [*prompt, *generated]
+        window = params.window or len(ids)
+        counted = ids if params.preset.counts_prompt else generated
+        return cls(ids, ids[-window:], counted[-window:])
+
+
+def _apply(name: str, logits: Tensor, value: float, history: _History) -> Tensor:
     match name:
         case "repetition_penalty":
-            return filters.repetition_penalty(logits, [*prompt, *generated], value)
+            return filters.repetition_penalty(logits, history.recent, value)
         case "presence_penalty":
-            return filters.presence_penalty(logits, generated, value)
+            return filters.presence_penalty(logits, history.counted, value)
         case "frequency_penalty":
-            return filters.frequency_penalty(logits, generated, value)
+            return filters.frequency_penalty(logits, history.counted, value)
         case "no_repeat_ngram_size":
-            return filters.no_repeat_ngram(logits, [*prompt, *generated], int(value))
+            return filters.no_repeat_ngram(logits, history.all, int(value))
         case "temperature":
             return filters.temperature(logits, value)
         case "top_k":

@@ -107,6 +107,13 @@ class Tokenizer:
         """The ids of a text alone, without BOS or EOS. Special-token text in it becomes the control id."""
         return self._encode(text).ids
 
+    def continuation(self, text: str) -> list[int]:
+        """The ids that put exactly `text` behind what is there: without the space that some put before a start."""
+        ids = self.encode(text)
+        if self.drops_first_space and text.startswith(" "):
+            ids = self.encode(text[1:])
+        return ids
+
     def encode_spans(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(id, start, end) per token: the characters of `text` it came from; a partial token has its whole one."""
         encoding = self._encode(text)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
 from decodescope.trace.markup import Markup, cell, ends, joined, table, tag, text, view
-from decodescope.trace.records import Candidate, End, PromptToken, Run, Step, Trace
+from decodescope.trace.records import Candidate, End, Intervention, PromptToken, Run, Step, Trace
 from decodescope.trace.site_records import SiteSummary, address
 from decodescope.visible import token_text
 
@@ -26,7 +26,8 @@ _NUMBER = "dsc-num"
 def trace_html(trace: Trace) -> str:
     """A whole run: model, prompt, the text with every token coloured, the steps of the branch kept, the end.
 
-    Of a long run the first and the last tokens and steps are shown, and how many are left out.
+    Of a long run the first and the last tokens and steps are shown, and how many are left out. Of forks it is told
+    how many there are.
     """
     path = trace.path()
     return view(
@@ -39,7 +40,9 @@ def trace_html(trace: Trace) -> str:
         *_entropy_line(path),
         _part("html.steps"),
         _steps(path),
+        *_interventions(path),
         _end(trace.end) if trace.end else tag("div", text(t("html.no_end")), class_="dsc-warn"),
+        *([_part("html.branches", count=len(trace.branches))] if trace.branches else []),
     )
 
 
@@ -150,6 +153,19 @@ def _chip(candidate: Candidate, chosen: bool) -> Markup:
         style=f"background:linear-gradient(90deg,{colour} {filled},transparent {filled})",
         title=t("html.candidate", rank=candidate.rank, id=candidate.token_id, logit=f"{candidate.logit:.3f}"),
     )
+
+
+def _interventions(path: Sequence[Step]) -> Iterable[Markup]:
+    """What guards did, a line each."""
+    told = [_intervention(step.step, each) for step in path for each in step.interventions]
+    if told:
+        yield joined((_part("html.interventions"), _listed(told, "dsc-warn")))
+
+
+def _intervention(step: int, done: Intervention) -> str:
+    action = t(f"guard.action.{done.action}", temperature=done.temperature)
+    seen = {"measured": f"{done.measured:.4g}", "threshold": f"{done.threshold:.4g}"}
+    return t("guard.intervention", step=step, guard=done.guard, action=action, **seen)
 
 
 def _end(end: End) -> Markup:

@@ -9,17 +9,17 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from decodescope.trace.records import End, Run, Step
+from decodescope.trace.records import Branch, End, Run, Step
 
-Record = Run | Step | End
-TYPES: dict[str, type[Record]] = {"run": Run, "step": Step, "end": End}
+Record = Run | Step | End | Branch
+TYPES: dict[str, type[Record]] = {"run": Run, "step": Step, "end": End, "branch": Branch}
 NONFINITE = ("NaN", "Infinity", "-Infinity")
 # What would act on a terminal (C1 controls, bidi, line separators) or cannot be UTF-8 (lone surrogates).
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def record_line(record: Record) -> dict[str, Any]:
-    """The record as a JSON object: `type` (run, step or end) first, then its fields in their order.
+    """The record as a JSON object: `type` (run, step, end or branch) first, then its fields in their order.
 
     Tuples become lists. JSON has no NaN or infinities: as measured numbers they are the strings in
     `NONFINITE`, so that null keeps meaning "unavailable". Settings hold finite numbers only.

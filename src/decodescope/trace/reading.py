@@ -6,18 +6,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from decodescope.errors import InputError
-from decodescope.trace.records import Candidate, End, Kv, Memory, PromptToken, Run, Setting, Stage, Step, Timing
+from decodescope.trace.ends import end_of, of_fork, stopping_guard
+from decodescope.trace.records import (
+    Branch,
+    Candidate,
+    End,
+    Intervention,
+    Kv,
+    Memory,
+    PromptToken,
+    Run,
+    Setting,
+    Stage,
+    Step,
+    Timing,
+    path_to,
+)
 from decodescope.trace.tables import (
+    BRANCH,
+    BRANCH_SETTING,
     CANDIDATE,
+    DRAW,
     ENDING,
     FILTER,
+    INTERVENTION,
     KINDS,
     NODE,
     NOTE,
     PROMPT_TOKEN,
+    REOPENED,
     RUN,
     SETTING,
     STAGE,
+    STAGE_PROB,
     STOP,
     VERSION,
     Row,
@@ -26,6 +47,8 @@ from decodescope.trace.tables import (
 
 # Columns whose values are not taken as they are: where, and how each is read.
 _Readings = list[tuple[int, Callable[[Any], Any]]]
+# None of our own tables has either: the indexes of their keys have no definition.
+_ACTING = "SELECT 1 FROM sqlite_schema WHERE type IN ('trigger', 'index') AND sql IS NOT NULL"
 
 
 class RowReader:
@@ -111,9 +134,14 @@ class RowReader:
             raise self._damaged(f"setting.value_type: {value_type[:20]!r}")
         return Setting(name, value, origin)
 
-    def steps(self) -> list[Step]:
-        """All steps in the order they were made, every parent before its children."""
-        candidates, stages = self._candidates(), self._stages()
+    def steps(self, bare: bool = False) -> list[Step]:
+        """All steps in the order they were made, every parent before its children.
+
+        `bare` ones lack candidates and stages, nine tenths of the work.
+        """
+        candidates, stages = ({}, {}) if bare else (self._candidates(), self._stages())
+        interventions = self._interventions()
+        draws: dict[int, float] = dict(self.rows(DRAW))
         made: set[int | None] = {None}
         steps = []
         for row in self.rows(NODE):
@@ -121,7 +149,16 @@ class RowReader:
             if parent not in made:
                 raise self._damaged(f"node.parent_id: {parent}")
             made.add(node)
-            steps.append(_step(row, tuple(candidates.pop(node, ())), tuple(stages.pop(node, ()))))
+            step = Step(
+                **_measured(row),
+                candidates=tuple(candidates.pop(node, ())),
+                stages=tuple(stages.pop(node, ())),
+                mass_above=draws.get(node),
+                interventions=tuple(interventions.pop(node, ())),
+            )
+            if any(len(stage.probs) not in (0, len(step.candidates)) for stage in step.stages):
+                raise self._damaged(f"stage_prob.candidate: {node}")
+            steps.append(step)
         return steps
 
     def _candidates(self) -> dict[int, list[Candidate]]:
@@ -132,25 +169,83 @@ class RowReader:
 
     def _stages(self) -> dict[int, list[Stage]]:
         filters = {number: filtering for number, *filtering in self.rows(FILTER)}
+        probs = self._stage_probs()
         found: dict[int, list[Stage]] = defaultdict(list)
-        for node, _, filter_id, *values in self.rows(STAGE):
+        for node, ordinal, filter_id, survivors, kept_mass, entropy_nats in self.rows(STAGE):
             if filter_id not in filters:
                 raise self._damaged(f"stage.filter_id: {filter_id}")
-            found[node].append(Stage(*filters[filter_id], *values))
+            name, settings = filters[filter_id]
+            after = tuple(probs.pop((node, ordinal), ()))
+            found[node].append(Stage(name, settings, survivors, kept_mass, entropy_nats, after))
         return found
 
-    def end(self, steps: list[Step], folder: str) -> End | None:
-        """The end record, if the run came to one; `folder` is where the trace lies now."""
+    def _stage_probs(self) -> dict[tuple[int, int], list[float]]:
+        found: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for node, stage, candidate, prob in self.rows(STAGE_PROB):
+            if candidate != len(found[node, stage]):
+                raise self._damaged(f"stage_prob.candidate: {candidate}")
+            found[node, stage].append(prob)
+        return found
+
+    def _interventions(self) -> dict[int, list[Intervention]]:
+        found: dict[int, list[Intervention]] = defaultdict(list)
+        for node, _, *values in self.rows(INTERVENTION):
+            found[node].append(Intervention(*values))
+        return found
+
+    def end(self, steps: list[Step]) -> End | None:
+        """The end record, if the run came to one."""
         row = self.one(ENDING)
-        if row is None:
-            return None
-        end = End(**ENDING.fields(row), trace=folder)
-        if end.node is not None and end.node not in {step.node for step in steps}:
-            raise self._damaged(f"ending.node_id: {end.node}")
-        return end
+        return None if row is None else self._end(ENDING, ENDING.fields(row), _by_node(steps))
+
+    def _end(self, table: Table, fields: dict[str, Any], steps: dict[int, Step]) -> End:
+        node = fields["node"]
+        if node is not None and node not in steps:
+            raise self._damaged(f"{table.name}.node_id: {node}")
+        guard = stopping_guard(fields["finish_reason"], steps.get(node))
+        return End(**fields, stop_guard=guard)
+
+    def branches(self, run: Run, steps: list[Step]) -> list[Branch]:
+        """All forks in the order in which they ended; one that came to no end is the last, as `interrupted`."""
+        settings, known, begun = self._branch_settings(), _by_node(steps), list(self.rows(REOPENED))
+        number, settled = 0, begun[-1][2] if begun else 0
+        found = []
+        for row in self.rows(BRANCH):
+            number, settled = row[0], max(row[1], settled)
+            fields = BRANCH.fields(row)
+            if fields["step"] < 0:
+                raise self._damaged(f"branch.step: {fields['step']}")
+            end = self._end(BRANCH, fields.pop("end"), known)
+            found.append(Branch(**fields, settings=tuple(settings.get(number, ())), end=end))
+        if begun and steps and steps[-1].node >= settled:
+            path = path_to(steps, steps[-1].node)
+            first = sum(step.node < settled for step in path)
+            end = of_fork(end_of(run, path, "interrupted"), run, path, first)
+            found.append(Branch(first, tuple(settings.get(number + 1, ())), begun[-1][1], end))
+        return found
+
+    def _branch_settings(self) -> dict[int, list[Setting]]:
+        found: dict[int, list[Setting]] = defaultdict(list)
+        for number, _, *values in self.rows(BRANCH_SETTING):
+            found[number].append(self._setting(*values))
+        return found
+
+    def first_fork_node(self) -> int | None:
+        """The id from which on nodes are of forks; None where none was ever begun."""
+        row = self.one(REOPENED)
+        return None if row is None else int(row[2])
+
+    def acts(self) -> bool:
+        """Whether something of someone else's could act when rows are added: a trigger or an index."""
+        return self._connection.execute(_ACTING).fetchone() is not None
 
 
-def _step(row: Row, candidates: tuple[Candidate, ...], stages: tuple[Stage, ...]) -> Step:
+def _by_node(steps: list[Step]) -> dict[int, Step]:
+    return {step.node: step for step in steps}
+
+
+def _measured(row: Row) -> dict[str, Any]:
+    """The fields of a step that are in its own row."""
     fields = NODE.fields(row)
     inner = {"kv": Kv(**fields["kv"]), "timing": Timing(**fields["timing"]), "memory": Memory(**fields["memory"])}
-    return Step(**fields | inner, candidates=candidates, stages=stages)
+    return fields | inner

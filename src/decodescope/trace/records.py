@@ -3,12 +3,15 @@
 The field names are the keys of `run --json` and of the database; `docs/trace-format.md` explains them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from reprlib import repr as short
 from typing import Any, Literal
 
+from decodescope.errors import InputError
+
 FinishReason = Literal["stop", "length", "interrupted", "error"]
+Action = Literal["warn", "stop", "temperature", "release"]  # what a guard does; release: back to the run's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,33 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One sampler stage: what it left. `kept_mass` is of the distribution that entered the stage."""
+    """One sampler stage: what it left. `kept_mass` is of the distribution that entered the stage.
+
+    `probs` are those of the step's candidates after this stage, in their order, 0 when removed: as many as
+    there are candidates, or none where they were not asked for.
+    """
 
     name: str
     settings: dict[str, Any]
     survivors: int
     kept_mass: float
     entropy_nats: float
+    probs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """What a guard did after a step: it measured something, compared it with `threshold`, and acted.
+
+    Both are nats for the guards of entropy, repeated tokens for the loop guard. `temperature` is in force from
+    the next step on, None where the action leaves it as it is.
+    """
+
+    guard: str  # loop, entropy, high_entropy
+    action: Action
+    measured: float
+    threshold: float
+    temperature: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +141,9 @@ class Step:
     `prob`, `logprob_nats`, `rank`, `entropy_nats`, `margin_logits` are those of the raw distribution;
     `prob_final` is the chosen token's probability after all stages. `margin_logits` is the distance
     between the two highest raw logits. `position` is the token's own index in the sequence.
+
+    `mass_above` is the final probability of all tokens with a higher final logit than the chosen one: the draw
+    fell on the cumulative bar between it and `mass_above + prob_final`. None where nothing was drawn.
     """
 
     step: int
@@ -140,6 +166,8 @@ class Step:
     timing: Timing
     memory: Memory
     forced: bool = False  # chosen by hand, not by the sampler
+    mass_above: float | None = None
+    interventions: tuple[Intervention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +189,55 @@ class End:
     error: str | None = None
     stop_string: str | None = None
     node: int | None = None
+    stop_guard: str | None = None  # the guard that ended it: see `ends.stopping_guard`
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A fork of the run: where it leaves an earlier path, under which settings, and how it ended."""
+
+    step: int  # the first one that is the fork's own
+    settings: tuple[Setting, ...]  # what differs from the run's
+    started_at: str  # ISO 8601, UTC
+    end: End  # its `node` is the branch's last (None: no token)
 
 
 @dataclass(slots=True, repr=False)
 class Trace:
-    """A whole run: its header, the steps of every branch in the order they were made, and its end."""
+    """A whole run: its header, the steps of every branch in the order they were made, its end, its forks.
+
+    `end`, `path`, `token_ids` and `text` are those of the run itself, whatever was forked from it later; the
+    steps of a fork are `path_to(trace.steps, branch.end.node)`.
+    """
 
     run: Run
     steps: list[Step] = field(default_factory=list)
     end: End | None = None
+    branches: list[Branch] = field(default_factory=list)
+    forker: "Callable[..., Trace] | None" = field(default=None, compare=False)  # of the session that made it
+    root: Run | None = field(default=None, compare=False)  # of a fork: the header of the run it belongs to
+
+    def fork(self, step: int, token: str | int | None = None, **changes: Any) -> "Trace":
+        """Go back to `step` and on from there with another token: see `Session.fork`.
+
+        Raises InputError for a trace that was not made by a session of this process.
+        """
+        if self.forker is None:
+            raise InputError("fork.no_session")
+        return self.forker(self, step, token, **changes)
+
+    def branch(self, number: int) -> "Trace":
+        """The trace of one fork, counted from 1: its end is the fork's, its header has the fork's settings.
+
+        Raises InputError for a number that no fork has.
+        """
+        if not 1 <= number <= len(self.branches):
+            raise InputError("trace.no_branch", number=number, count=len(self.branches))
+        root, fork = self.root or self.run, self.branches[number - 1]
+        settings = {each.name: each for each in (*root.settings, *fork.settings)}
+        dtype = settings.pop("dtype", None)
+        run = replace(root, settings=tuple(settings.values()), dtype=str(dtype.value) if dtype else root.dtype)
+        return Trace(run, self.steps, fork.end, self.branches, self.forker, root)
 
     def path(self) -> list[Step]:
         """The branch that was kept: the steps from the root to the node of the end.
@@ -188,7 +256,7 @@ class Trace:
     @property
     def text(self) -> str:
         """The text as it was printed: that of the end, or so far what the steps of `path` added."""
-        return self.end.text if self.end else _joined(self.path())
+        return self.end.text if self.end else "".join(step.delta_text for step in self.path())
 
     def __repr__(self) -> str:
         """One line, however long the run."""
@@ -209,35 +277,3 @@ def path_to(steps: list[Step], node: int | None) -> list[Step]:
         path.append(by_node[node])
         node = by_node[node].parent
     return path[::-1]
-
-
-def end_of(
-    run: Run,
-    path: Sequence[Step],
-    reason: FinishReason,
-    text: str | None = None,
-    stop_string: str | None = None,
-    error: str | None = None,
-) -> End:
-    """The end of the branch `path`, as far as its steps tell; `peak_rss_bytes` and `trace` stay None.
-
-    `text` is what was printed, where that is more than the steps' `delta_text` (held-back text).
-    """
-    decode_s = sum(step.timing.total_s for step in path[1:])
-    return End(
-        finish_reason=reason,
-        stop_token_id=path[-1].token_id if path and reason == "stop" and stop_string is None else None,
-        text=_joined(path) if text is None else text,
-        prompt_tokens=len(run.prompt_tokens),
-        new_tokens=len(path),
-        ttft_s=path[0].timing.forward_s + path[0].timing.sample_s if path else None,
-        decode_tokens_per_s=(len(path) - 1) / decode_s if decode_s > 0 else None,
-        peak_rss_bytes=None,
-        error=error,
-        stop_string=stop_string,
-        node=path[-1].node if path else None,
-    )
-
-
-def _joined(path: Sequence[Step]) -> str:
-    return "".join(step.delta_text for step in path)

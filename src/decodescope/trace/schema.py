@@ -76,15 +76,45 @@ CREATE TABLE site ( -- inner values summed up; node_id is what their pass led to
 );
 """
 
+_VERSION_3 = """
+CREATE TABLE draw ( -- where the draw fell on the cumulative bar of the final distribution; only where one was made
+  node_id INTEGER PRIMARY KEY REFERENCES node, mass_above REAL
+);
+CREATE TABLE stage_prob ( -- of a node's candidates after a stage; only where they were asked for
+  node_id INTEGER NOT NULL REFERENCES node, stage INTEGER NOT NULL, candidate INTEGER NOT NULL, prob REAL,
+  PRIMARY KEY (node_id, stage, candidate)
+) WITHOUT ROWID;
+CREATE TABLE intervention ( -- what a guard did after a node
+  node_id INTEGER NOT NULL REFERENCES node, ordinal INTEGER NOT NULL, guard TEXT NOT NULL, action TEXT NOT NULL,
+  measured REAL, threshold REAL, temperature REAL, PRIMARY KEY (node_id, ordinal)
+) WITHOUT ROWID;
+CREATE TABLE branch ( -- one row a fork that has ended; from finish_reason on as in ending
+  id INTEGER PRIMARY KEY, next_node_id INTEGER NOT NULL, step INTEGER NOT NULL, started_at TEXT NOT NULL,
+  finish_reason TEXT NOT NULL, stop_token_id INTEGER, text TEXT NOT NULL, prompt_tokens INTEGER NOT NULL,
+  new_tokens INTEGER NOT NULL, ttft_s REAL, decode_tokens_per_s REAL, peak_rss_bytes INTEGER,
+  error TEXT, stop_string TEXT, node_id INTEGER REFERENCES node
+);
+CREATE TABLE branch_setting ( -- what a fork has other than the run; of the one that has not ended, too
+  branch_id INTEGER NOT NULL, ordinal INTEGER NOT NULL, name TEXT NOT NULL, value, value_type TEXT NOT NULL,
+  origin TEXT NOT NULL, PRIMARY KEY (branch_id, ordinal)
+) WITHOUT ROWID;
+CREATE TABLE reopened ( -- one row each time that forks were added: ids below next_node_id were there before
+  id INTEGER PRIMARY KEY, started_at TEXT NOT NULL, next_node_id INTEGER NOT NULL
+);
+"""
+
 # Script N brings a database from user_version N to N + 1.
-MIGRATIONS = (_VERSION_1, _VERSION_2)
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
 FORMAT = len(MIGRATIONS)
 _DEFINED = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
 
-def build(connection: sqlite3.Connection, version: int = FORMAT) -> None:
-    """Make the tables and marks of a format; the caller holds the transaction."""
-    for statement in "".join(MIGRATIONS[:version]).split(";\n"):
+def build(connection: sqlite3.Connection, version: int = FORMAT, known: int = 0) -> None:
+    """Make the tables and marks of a format out of those of format `known` (0: an empty database).
+
+    The caller holds the transaction.
+    """
+    for statement in "".join(MIGRATIONS[known:version]).split(";\n"):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {version}")

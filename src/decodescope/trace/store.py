@@ -3,63 +3,57 @@
 One step is one transaction: a killed process loses no committed step, and a reader may look at any time.
 """
 
-import errno
 import json
-import math
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from itertools import chain
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from decodescope.errors import InputError, ResourceError
-from decodescope.trace.opening import opened
-from decodescope.trace.records import End, Run, Setting, Stage, Step, Trace, end_of
-from decodescope.trace.schema import DATABASE, build
-from decodescope.trace.site_records import SiteSummary
-from decodescope.trace.tables import (
-    CANDIDATE,
-    ENDING,
-    FILTER,
-    NODE,
-    NOTE,
-    PROMPT_TOKEN,
-    RUN,
-    SETTING,
-    SITE,
-    STAGE,
-    STOP,
-    TENSOR,
-    VERSION,
-    Row,
-    Table,
+from decodescope.trace.folder import FolderLock, claim, discard, is_full, opened_to_write, refuse_unfit
+from decodescope.trace.records import Branch, End, Run, Setting, Stage, Step, Trace
+from decodescope.trace.rows import (
+    FilterKey,
+    Rows,
+    branch_rows,
+    branch_setting_rows,
+    filter_key,
+    run_rows,
+    step_rows,
 )
-from decodescope.trace.tensors import SavedTensor, block_file, write_block
+from decodescope.trace.saved import read_outline
+from decodescope.trace.schema import build
+from decodescope.trace.site_records import SiteSummary
+from decodescope.trace.tables import ENDING, FILTER, REOPENED, SITE, TENSOR
+from decodescope.trace.tensors import SavedTensor, write_block
 
-_FilterKey = tuple[str, str]
-_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-# SQLite says FULL for ENOSPC alone; a quota or a file size limit is a refused write to it.
-_FULL_SQLITE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+# Where the number of a node may stand: also of one that was looked at and never chosen.
+_NODE_COLUMNS = ("node.id", *(f"{name}.node_id" for name in (
+    "candidate", "stage", "draw", "stage_prob", "intervention", "site", "tensor",
+)))  # fmt: skip
+_MOST = 2**53  # no run counts up to here
 
 
 class TraceWriter:
-    """Writes one run into its folder; one thread at a time.
+    """Writes one run into its folder, or forks into the folder of an earlier one; one thread at a time.
 
     The first fault of the disk is raised as ResourceError; after it every call does nothing, and the steps
-    committed before stay readable. Leaving the context without `finish` leaves an interrupted run.
+    committed before stay readable. Leaving the context without `finish` or `write_branch` leaves an interrupted
+    run or fork. Until it is closed no other writer can have the folder.
     """
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, folder: Path, connection: sqlite3.Connection, lock: FolderLock) -> None:
         self.folder, self.failed = folder, False
-        self._connection = connection
+        self._connection, self._lock = connection, lock
         self._nodes: set[int | None] = {None}
         self._last: int | None = None
-        self._filters: dict[_FilterKey, int] = {}
-        self._blocks = self._sites = 0
+        self._filters: dict[FilterKey, int] = {}
+        self._blocks = self._sites = self._branches = 0
+        self._forks: tuple[Setting, ...] | None = None  # the settings of forks; None: writes the run itself
+        self._settled: int | None = None  # nodes from here on are of no fork that has ended
 
     @classmethod
     def create(cls, folder: Path, run: Run) -> Self:
@@ -68,22 +62,49 @@ class TraceWriter:
         Raises InputError when the folder is in use, is a file or cannot be written; ResourceError when
         the disk is full.
         """
-        rows = _run_rows(run)
-        writer = cls(folder, _connect(folder))
-        try:
+        rows = run_rows(run)
+        with ExitStack() as undo:
+            lock = claim(folder)
+            undo.callback(lock.release)
+            undo.callback(discard, folder)
+            writer = cls(folder, opened_to_write(folder, "trace.cannot_create"), lock)
+            undo.callback(writer.close)
             with writer._transaction() as connection:
                 build(connection)
-                for table, values in rows.items():
-                    connection.executemany(table.insert, values)
-        except BaseException:
-            writer._abandon()
-            raise
+                _insert(connection, rows)
+            undo.pop_all()
         return writer
+
+    @classmethod
+    def reopen(cls, folder: Path, settings: Sequence[Setting] = ()) -> Self:
+        """Open the folder of a run that has ended, or was killed, to add forks to it.
+
+        `settings` are what the forks have other than the run: kept at once, so that a fork that is killed has them
+        too. All or nothing, an older format is brought up to date, and a run or fork without an end is given its
+        interrupted one. Raises InputError as `read_outline` does, also when the run is still being written or may
+        not be written to; ResourceError when the disk is full.
+        """
+        with ExitStack() as undo:
+            lock = FolderLock(folder)
+            undo.callback(lock.release)
+            trace = read_outline(folder)
+            refuse_unfit(folder)
+            writer = cls(folder, opened_to_write(folder, "trace.cannot_reopen"), lock)
+            undo.callback(writer.close)
+            writer._take_up(trace, tuple(settings))
+            undo.pop_all()
+        return writer
+
+    @property
+    def next_node(self) -> int:
+        """The lowest id that a new node may have."""
+        return 0 if self._last is None else self._last + 1
 
     def write(self, step: Step) -> None:
         """Commit one step.
 
-        Node ids must grow and a parent comes before its children: ValueError otherwise. Raises ResourceError.
+        Node ids must grow, a parent comes before its children, and a stage has no probabilities or one for each
+        candidate: ValueError otherwise. Raises ResourceError.
         """
         if self.failed:
             return
@@ -91,18 +112,14 @@ class TraceWriter:
             raise ValueError(f"node {step.node} under {step.parent} comes out of order")
         filters = self._new_filters(step.stages)
         known = self._filters | filters
-        stages = [
-            (step.node, i, known[_filter_key(stage)], *STAGE.kept(stage)) for i, stage in enumerate(step.stages)
-        ]
+        rows = step_rows(step, known)
         with self._transaction() as connection:
             connection.executemany(FILTER.insert, [(number, *key) for key, number in filters.items()])
-            connection.execute(NODE.insert, NODE.kept(step))
-            connection.executemany(CANDIDATE.insert, _rows(CANDIDATE, step.candidates, step.node))
-            connection.executemany(STAGE.insert, stages)
+            _insert(connection, rows)
+            self._last = step.node  # taken, even where an interrupt hides whether the step was committed
         # Only what is committed is known: an interrupt may have rolled the step back.
         self._filters = known
         self._nodes.add(step.node)
-        self._last = step.node
 
     def write_sites(self, summaries: Sequence[SiteSummary], node: int) -> None:
         """Commit what was seen of inner values in the passes that lead to `node`. Raises ResourceError."""
@@ -134,7 +151,12 @@ class TraceWriter:
         return entries
 
     def finish(self, end: End) -> None:
-        """Commit the end of the run and close; a single `trace.db` is left. Raises ResourceError."""
+        """Commit the end of the run and close; a single `trace.db` is left.
+
+        Raises ResourceError; ValueError where the run was given its end before.
+        """
+        if self._forks is not None:
+            raise ValueError("the run has ended: a fork of it ends with write_branch")
         try:
             if not self.failed:
                 with self._transaction() as connection:
@@ -142,18 +164,30 @@ class TraceWriter:
         finally:
             self.close()
 
+    def write_branch(self, branch: Branch) -> None:
+        """Commit a fork that has ended; others may go on.
+
+        Raises ResourceError; ValueError for a node or step that is none, and where no fork was begun (`reopen`).
+        """
+        if self.failed:
+            return
+        if self._forks is None or branch.end.node not in self._nodes or branch.step < 0:
+            raise ValueError(f"no fork of this run: step {branch.step}, last node {branch.end.node}")
+        with self._transaction() as connection:
+            self._insert_branch(connection, branch)
+            _insert(connection, branch_setting_rows(self._branches + 2, self._forks))
+        self._branches += 1
+        self._settled = self.next_node
+
     def close(self) -> None:
-        """Close the database; without `finish` the run reads as interrupted."""
+        """Close the database and let others write; without an end the run or the fork reads as interrupted."""
         if not self.failed:
             with suppress(sqlite3.Error):  # closed already, or a reader holds the log: it stays, readable
+                if self._settled == self.next_node:  # no fork is left to which they could belong
+                    self._drop_settings(self._branches + 1)
                 self._connection.execute("PRAGMA journal_mode = DELETE")
         self._connection.close()
-
-    def _abandon(self) -> None:
-        """Leave the folder as empty as it was found."""
-        self.close()
-        for suffix in ("", "-wal", "-shm"):
-            (self.folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -163,9 +197,49 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _new_filters(self, stages: tuple[Stage, ...]) -> dict[_FilterKey, int]:
-        fresh = [key for key in dict.fromkeys(map(_filter_key, stages)) if key not in self._filters]
-        return {key: number for number, key in enumerate(fresh, len(self._filters) + 1)}
+    def _take_up(self, trace: Trace, settings: tuple[Setting, ...]) -> None:
+        """Go on where the folder was left: `trace` is what is in it."""
+        self._nodes.update(step.node for step in trace.steps)
+        with self._transaction() as connection:
+            build(connection, known=_one(connection, "PRAGMA user_version"))
+            self._last = max(self._highest(column) for column in _NODE_COLUMNS)
+            self._blocks, self._sites = self._highest("tensor.block"), self._highest("site.id") + 1
+            self._highest("sampler_filter.id")
+            self._filters = {
+                (name, text): number for number, name, text in connection.execute("SELECT * FROM sampler_filter")
+            }
+            if _one(connection, "SELECT count(*) FROM ending") == 0 and trace.end:
+                connection.execute(ENDING.insert, (1, *ENDING.kept(trace.end)))
+            self._branches = self._highest("branch.id")
+            for branch in trace.branches[_one(connection, "SELECT count(*) FROM branch") :]:
+                self._insert_branch(connection, branch)
+                self._branches += 1
+            opening = self._highest("reopened.id") + 1
+            connection.execute(REOPENED.insert, (opening, _now(), self.next_node))
+            self._drop_settings(self._branches + 1)
+            _insert(connection, branch_setting_rows(self._branches + 1, settings))
+        self._forks, self._settled = settings, self.next_node
+
+    def _highest(self, column: str) -> int:
+        """The highest number in a column (0 where there is none), if numbers are what it holds."""
+        table, _, name = column.partition(".")
+        found = _one(self._connection, f"SELECT max({name}) FROM {table}")
+        if found is not None and (type(found) is not int or found > _MOST):
+            raise InputError("trace.damaged", path=self.folder, reason=column)
+        return max(found or 0, 0)
+
+    def _insert_branch(self, connection: sqlite3.Connection, branch: Branch) -> None:
+        number = self._branches + 1
+        self._drop_settings(number)
+        _insert(connection, branch_rows(number, self.next_node, branch))
+
+    def _drop_settings(self, first: int) -> None:
+        """Those of forks from number `first` on, which have not ended."""
+        self._connection.execute("DELETE FROM branch_setting WHERE branch_id >= ?", (first,))
+
+    def _new_filters(self, stages: tuple[Stage, ...]) -> dict[FilterKey, int]:
+        fresh = [key for key in dict.fromkeys(map(filter_key, stages)) if key not in self._filters]
+        return {key: number for number, key in enumerate(fresh, max(self._filters.values(), default=0) + 1)}
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -174,7 +248,10 @@ class TraceWriter:
             self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
             self._connection.execute("COMMIT")
-        except sqlite3.OperationalError as fault:
+        except sqlite3.DatabaseError as fault:
+            # The plain one is that of a damaged file; others would be mistakes of ours.
+            if type(fault) not in (sqlite3.OperationalError, sqlite3.DatabaseError):
+                raise
             raise self._broken(fault) from fault
         except UnicodeEncodeError as fault:
             raise InputError("trace.not_unicode", path=self.folder, text=ascii(fault.object)[:60]) from fault
@@ -186,115 +263,21 @@ class TraceWriter:
     def _broken(self, fault: Exception) -> ResourceError:
         self.failed = True
         steps = len(self._nodes) - 1
-        if _is_full(fault):
+        if is_full(fault):
             return ResourceError("trace.disk_full", path=self.folder, steps=steps)
         return ResourceError("trace.cannot_write", path=self.folder, steps=steps, reason=fault)
 
 
-def read_trace(folder: Path) -> Trace:
-    """The run in a folder, whether it has ended, is still being written, or was killed.
-
-    Without an end record the end is what `end_of` says of the branch of the last step, finish reason
-    `interrupted`; `End.trace` is `folder`. Raises InputError when the folder holds no run, a newer one, or a
-    damaged one.
-    """
-    with opened(folder) as reader:
-        run = reader.run()
-        if run is None:
-            raise InputError("trace.empty", path=folder)
-        trace = Trace(run, reader.steps())
-        trace.end = reader.end(trace.steps, str(folder))
-    if trace.end is None:
-        trace.end = replace(end_of(run, trace.path(), "interrupted"), trace=str(folder))
-    return trace
+def _insert(connection: sqlite3.Connection, rows: Rows) -> None:
+    for table, values in rows.items():
+        if values:
+            connection.executemany(table.insert, values)
 
 
-def read_sites(folder: Path) -> list[SiteSummary]:
-    """What was seen of inner values on the branch that was kept, in the order of computation.
-
-    A pass after which nothing could be chosen belongs to it too. Raises InputError as `read_trace` does.
-    """
-    trace = read_trace(folder)
-    parents = {step.node: step.parent for step in trace.steps}
-    saved: dict[int, list[SiteSummary]] = {}
-    with opened(folder) as reader:
-        for _, node, *values in reader.rows(SITE):
-            saved.setdefault(node, []).append(SiteSummary(*values))
-    # Tokens that follow the same one were chosen from the same pass, whichever of them it is saved under.
-    after = {parents[node]: found for node, found in saved.items() if node in parents}
-    unchosen = [found for node, found in saved.items() if node not in parents]
-    return list(chain(*(after.get(step.parent, []) for step in trace.path()), *unchosen))
+def _one(connection: sqlite3.Connection, question: str) -> Any:
+    """The only value of the answer."""
+    return connection.execute(question).fetchone()[0]
 
 
-def saved_tensors(folder: Path) -> list[SavedTensor]:
-    """The index of the tensors saved with a run. Raises InputError as `read_trace` does."""
-    with opened(folder) as reader:
-        return [SavedTensor(block_file(block), *values) for block, *values in reader.rows(TENSOR)]
-
-
-def _run_rows(run: Run) -> dict[Table, list[Row]]:
-    """The rows of everything known before the first step."""
-    stops = [(token_id, None) for token_id in run.stop_ids] + [(None, text) for text in run.stop_strings]
-    return {
-        RUN: [(1, *RUN.kept(run))],
-        SETTING: [(i, _value_type(each), *SETTING.kept(each)) for i, each in enumerate(run.settings)],
-        STOP: [(i, *stop) for i, stop in enumerate(stops)],
-        VERSION: [(i, *version) for i, version in enumerate(run.versions.items())],
-        NOTE: list(enumerate(run.notes)),
-        PROMPT_TOKEN: _rows(PROMPT_TOKEN, run.prompt_tokens),
-    }
-
-
-def _rows(table: Table, records: Sequence[Any], *key: int) -> list[Row]:
-    """Records in their order, numbered after `key`."""
-    return [(*key, ordinal, *kept) for ordinal, kept in enumerate(map(table.kept, records))]
-
-
-def _value_type(setting: Setting) -> str:
-    if isinstance(setting.value, float) and not math.isfinite(setting.value):
-        raise ValueError(f"setting {setting.name} is not a finite number")
-    return type(setting.value).__name__
-
-
-def _filter_key(stage: Stage) -> _FilterKey:
-    """What makes two stages of different steps the same filter: name and settings, these as JSON."""
-    return stage.name, json.dumps(stage.settings, ensure_ascii=False, allow_nan=False)
-
-
-def refuse_used(folder: Path) -> None:
-    """Raise InputError where a run folder could not be made because something is there already."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError("trace.not_empty", path=folder)
-
-
-def _connect(folder: Path) -> sqlite3.Connection:
-    """Claim an empty folder and open a new database in it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        refuse_used(folder)
-        os.close(os.open(folder / DATABASE, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
-        connection = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
-    except (FileExistsError, NotADirectoryError) as fault:
-        file = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-        raise InputError("trace.is_file", path=file) from fault
-    except (OSError, sqlite3.OperationalError) as fault:
-        raise _cannot_create(folder, fault) from fault
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except sqlite3.OperationalError as fault:
-        connection.close()
-        raise _cannot_create(folder, fault) from fault
-    return connection
-
-
-def _cannot_create(folder: Path, fault: Exception) -> InputError | ResourceError:
-    if _is_full(fault):
-        return ResourceError("trace.disk_full", path=folder, steps=0)
-    reason = getattr(fault, "strerror", None) or fault
-    return InputError("trace.cannot_create", path=folder, reason=reason)
-
-
-def _is_full(fault: Exception) -> bool:
-    code = getattr(fault, "sqlite_errorcode", None)
-    return code in _FULL_SQLITE or getattr(fault, "errno", None) in _FULL
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
-from decodescope.trace.records import FinishReason
+from decodescope.trace.records import Action, FinishReason
 
 Row = tuple[Any, ...]
 MISSING = type(None)
@@ -91,10 +91,15 @@ def _hex(text: str) -> str:
     return text
 
 
-def _reason(text: str) -> str:
-    if text not in get_args(FinishReason):
-        raise ValueError(text)
-    return text
+def _one_of(words: Any) -> Callable[[str], str]:
+    """A word of a Literal type."""
+
+    def read(text: str) -> str:
+        if text not in get_args(words):
+            raise ValueError(text)
+        return text
+
+    return read
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -127,7 +132,8 @@ KINDS = {
     "any": Kind((int, float, str, MISSING)),
     "flag": Kind((int,), bool),
     "hex": Kind((str,), _hex),
-    "reason": Kind((str,), _reason),
+    "reason": Kind((str,), _one_of(FinishReason)),
+    "action": Kind((str,), _one_of(Action)),
     "object": Kind((str,), _object),
     "shape": Kind((str,), _shape),
 }
@@ -183,3 +189,22 @@ ENDING = Table(
     "id:int finish_reason:reason stop_token_id:int? text:text prompt_tokens:int new_tokens:int ttft_s:real?"
     " decode_tokens_per_s:real? peak_rss_bytes:int? error:text? stop_string:text? node_id:int?=node",
 )
+DRAW = Table("draw", "node_id:int mass_above:real", since=3)
+STAGE_PROB = Table("stage_prob", "node_id:int stage:int candidate:int prob:real", key=3, given=3, since=3)
+INTERVENTION = Table(
+    "intervention",
+    "node_id:int ordinal:int guard:text action:action measured:real threshold:real temperature:real?",
+    key=2,
+    given=2,
+    since=3,
+)
+_BRANCH_END = " ".join(f"{name}:{kind}=end.{field}" for name, kind, field in ENDING.columns[1:])
+BRANCH = Table("branch", f"id:int next_node_id:int step:int started_at:text {_BRANCH_END}", given=2, since=3)
+BRANCH_SETTING = Table(
+    "branch_setting",
+    "branch_id:int ordinal:int value_type:text name:text value:any origin:text",
+    key=2,
+    given=3,
+    since=3,
+)
+REOPENED = Table("reopened", "id:int started_at:text next_node_id:int", since=3)

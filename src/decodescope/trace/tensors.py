@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+TENSORS = "tensors"  # their folder inside the run folder
+
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
@@ -22,7 +24,7 @@ class SavedTensor:
 
 def block_file(block: int) -> str:
     """The path of a block inside the run folder."""
-    return f"tensors/{block:04d}.safetensors"
+    return f"{TENSORS}/{block:04d}.safetensors"
 
 
 def write_block(folder: Path, block: int, node: int | None, tensors: Mapping[str, Any]) -> list[SavedTensor]:
@@ -68,7 +70,8 @@ def _serialised(tensors: dict[str, Any]) -> bytes:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:  # never through a link that lies there
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,132 @@
+"""OpenModel: a model and its tokenizer, loaded; text becomes prompts that are ready to go in."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from decodescope.errors import InputError
+from decodescope.model.checkpoint import Progress, load_model, torch_device, torch_dtype
+from decodescope.models import ModelFiles, Report, find_model, silent
+from decodescope.observe.recorder import Speller
+from decodescope.sampling.checkpoint import read_checkpoint_settings
+from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
+from decodescope.text.messages import Message, read_messages, read_prompts, with_system
+from decodescope.text.tokenizer import open_tokenizer
+from decodescope.trace.records import Run
+
+MOST_THREADS = 1024
+_MOST_OFFERED = 12  # parts of a text that is several tokens
+Prompts = list[Prompt]
+
+
+class OpenModel:
+    """What a session holds open: `files`, `model`, `weights`, `tokenizer`, the checkpoint's `settings`."""
+
+    def __init__(self, files: ModelFiles, dtype: str | None, device: str, progress: Progress | None) -> None:
+        self.files = files
+        with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while the weights are
+            tokenizer = beside.submit(open_tokenizer, files.path)
+            self.model, self.weights = load_model(files.path, dtype, device, progress)
+            self.tokenizer = tokenizer.result()
+        self.settings = read_checkpoint_settings(files.path)
+        self.spell = Speller(self.tokenizer)
+
+    @classmethod
+    def open(
+        cls,
+        model: str = "starter",
+        *,
+        dtype: str | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        report: Report = silent,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Find (or fetch) and load a model: see `models.find_model` for what `model` may be.
+
+        `threads` is torch's number of threads, for the whole process. Raises InputError.
+        """
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise InputError("threads", value=threads, most=MOST_THREADS)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if dtype is not None:
+            torch_dtype(dtype)
+        torch_device(device)
+        return cls(find_model(model, report), dtype, device, progress)
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in: float32, bfloat16 or float16."""
+        return str(self.model.lm_head.weight.dtype).removeprefix("torch.")
+
+    def prompt(self, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
+        """A prompt as it goes in: through the chat template where the model has one (`chat` None), or raw.
+
+        Raises InputError for an empty text, and for chat with a model that has no template.
+        """
+        if not text:
+            raise InputError("text.empty_prompt")
+        if chat is False or (chat is None and self.tokenizer.chat_template is None):
+            if system is not None:
+                raise InputError("chat.system_needs_template")
+            return raw_prompt(self.tokenizer, text)
+        return self.chat(with_system([{"role": "user", "content": text}], system))
+
+    def chat(self, messages: Sequence[Message]) -> Prompt:
+        """A conversation as it goes in."""
+        return chat_prompt(self.tokenizer, messages)
+
+    def conversation_from(self, path: Path, system: str | None = None) -> Prompt:
+        """The conversation in a JSON file, as it goes in. Raises InputError."""
+        return self.chat(with_system(read_messages(path), system))
+
+    def prompts_from(self, path: Path, *, chat: bool | None = None, system: str | None = None) -> Prompts:
+        """The prompts of a file, a line each (see `text.messages.read_prompts`). Raises InputError."""
+        return [
+            self.prompt(entry, chat=chat, system=system)
+            if isinstance(entry, str)
+            else self.chat(with_system(entry, system))
+            for entry in read_prompts(path, messages=chat is not False)
+        ]
+
+    def token_id(self, token: str | int) -> int:
+        """An id, or the id of the one token that puts this text behind another.
+
+        Raises InputError for an id that the model lacks and a text that is several tokens; it offers them.
+        """
+        rows = self.model.config.vocab_size
+        if isinstance(token, int):
+            if not 0 <= token < rows:
+                raise InputError("fork.id_outside", id=token, last=rows - 1)
+            return token
+        if not token:
+            raise InputError("fork.no_text")
+        ids = self.tokenizer.continuation(token)
+        if len(ids) != 1:
+            offered = ", ".join(f"{self.tokenizer.token_text(each)!r} ({each})" for each in ids[:_MOST_OFFERED])
+            more = ", …" if len(ids) > _MOST_OFFERED else ""
+            raise InputError("fork.several_tokens", text=token[:80], count=len(ids), tokens=offered + more)
+        return ids[0]
+
+    def check_same_model(self, run: Run) -> None:
+        """Raise InputError where a run was made with other weights than these, as far as hashes tell."""
+        hashes = run.sha256, self.files.sha256
+        if run.vocabulary != self.model.config.vocab_size or (all(hashes) and hashes[0] != hashes[1]):
+            raise InputError("fork.other_model", run=run.model, model=self.files.name)
+
+    def room(self, sequences: Sequence[Sequence[int]]) -> int:
+        """How many tokens the context leaves behind the longest of some sequences of ids, at least one.
+
+        Raises InputError where it leaves none, or where one has an id that the model has no row for.
+        """
+        context, rows = self.model.config.max_position_embeddings, self.model.config.vocab_size
+        for ids in sequences:
+            if len(ids) >= context:
+                raise InputError("run.prompt_too_long", tokens=len(ids), context=context)
+            if max(ids) >= rows:
+                raise InputError("run.id_outside", id=max(ids), rows=rows)
+        return context - max(map(len, sequences))
