@@ -1,8 +1,10 @@
 """Session and LiveRun on a tiny whole model: what is recorded, batches, changing a run, what survives faults."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -316,3 +318,15 @@ def test_a_batch_is_not_saved_into_a_folder_in_use(session, tmp_path):
     with pytest.raises(InputError, match="not empty"):
         session.start(prompts, RunOptions(save=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_session_that_is_let_go_frees_its_model_without_the_collector(folder):
+    session = Session.open(str(folder))
+    trace = session.run("Hi", max_new_tokens=3)
+    branch, model = trace.fork(1, "x"), weakref.ref(session.model)
+    gc.disable()
+    try:
+        del session, trace, branch
+        assert model() is None
+    finally:
+        gc.enable()

@@ -9,9 +9,8 @@ from decodescope.errors import InputError
 from decodescope.observe.description import settings_of
 from decodescope.options import RunOptions
 from decodescope.sampling.params import SamplingParams
-from decodescope.trace.records import Run, Setting, Step, Trace
+from decodescope.trace.records import GUARDS, Run, Setting, Step, Trace
 
-GUARDS = "guards"  # the setting that names them
 DTYPE = "dtype"  # a setting of forks that were computed in another one than the run
 
 
@@ -36,15 +35,13 @@ def forked_options(trace: Trace, step: int) -> RunOptions:
     run, steps = trace.run, len(trace.path())
     if not 0 <= step <= steps:
         raise InputError("fork.no_step", step=step, last=steps)
-    values = {setting.name: setting.value for setting in run.settings}
-    guards = str(values.pop(GUARDS, ""))
     return RunOptions(
-        sampling=values,
+        sampling=run.sampling,
         max_new_tokens=max(run.max_new_tokens - step, 1),
         stop=run.stop_strings,
         ignore_eos=not run.stop_ids,
         use_cache=run.use_cache,
-        guards=tuple(guards.split()),
+        guards=run.guards,
     )
 
 
@@ -78,12 +75,11 @@ def _as_known(setting: Setting, known: Setting | None) -> Setting:
 
 def _draws(trace: Trace, path: Sequence[Step]) -> int:
     """How often the sampler drew on a path; a step chosen by hand had been drawn first."""
-    makers, root, tempered = _makers(trace), (trace.root or trace.run).settings, None
-    own = _temperature(root) or 0.0
-    count = 0
+    makers, root = _makers(trace), (trace.root or trace.run).settings
+    count, tempered = 0, None  # by guards
     for step in path:
-        base = _temperature(makers.get(step.node, ()))
-        count += (tempered if tempered is not None else own if base is None else base) > 0
+        own = _temperature((*makers.get(step.node, ()), *root))
+        count += (own if tempered is None else tempered) > 0
         for acted in step.interventions:
             tempered = acted.temperature if acted.temperature is not None else tempered
     return count
@@ -101,6 +97,6 @@ def _makers(trace: Trace) -> dict[int, tuple[Setting, ...]]:
     return made
 
 
-def _temperature(settings: Sequence[Setting]) -> float | None:
+def _temperature(settings: Sequence[Setting]) -> float:
     value = next((each.value for each in settings if each.name == "temperature"), None)
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) else 0.0

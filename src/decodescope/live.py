@@ -84,7 +84,9 @@ class LiveRun:
             raise ValueError("there is no newest token to replace")
         changed = self._decoding.replace(self._newest, token_id)
         with self._ending():
-            self._leave(changed.step)
+            recorder.back_to(changed.step)
+            for reins in self._reins:
+                reins.forget_from(changed.step)
             self._newest = changed
             return self._recorded(changed, self._measured)
 
@@ -107,13 +109,17 @@ class LiveRun:
             raise ValueError("there is no step to go back to")
         at = max(len(recorder.path) - 2, 0)
         with self._ending():
-            self._leave(at + 1)
             step = recorder.path[at]
+            recorder.back_to(at + 1)
             self._decoding.rewind(at)
             if self._recording:
                 self._recording.forget_from(at + 1)
+            for reins in self._reins:  # it is chosen at the temperature of the first time
+                reins.forget_from(at)
             # What the step showed and cost is what it did the first time.
             ((decoded, _),) = self._advance(looking=False)
+            for reins in self._reins:
+                reins.judge(step)
             self._measured = Measured(step.kv, step.timing.forward_s, step.timing.sample_s, step.memory)
             if decoded.choice.token_id != step.token_id:
                 decoded = self._decoding.replace(decoded, step.token_id)
@@ -190,13 +196,6 @@ class LiveRun:
         """Whether a guard has stopped the row."""
         return bool(self._reins) and self._reins[row].stopped
 
-    def _leave(self, step: int) -> None:
-        """Leave the branch of a single row from `step` on."""
-        recorder = self._recorders[0]
-        recorder.back_to(step)
-        for reins in self._reins:
-            reins.forget_from(step, recorder.path)
-
     def _end_if_due(self) -> None:
         """Write the end of a row that has reached one; called after the reader had a chance to change it."""
         decoded = self._newest
@@ -214,17 +213,18 @@ class LiveRun:
 
 
 class Reins:
-    """What the guards of one row do about its temperature."""
+    """The guards of one row have the sampler in hand: what they say is in force from the next step on."""
 
     def __init__(self, decoding: Decoding, row: int, guards: Guards) -> None:
         self._decoding, self._row, self._guards = decoding, row, guards
-        self._base = self._now = decoding.temperature(row)
+        self._base = decoding.temperature(row)
         self.stopped = False
 
     def judge(self, step: Step) -> tuple[Intervention, ...]:
         """What is done about a step; a new temperature is in force at once."""
-        acted = self._guards.see(step, self._now)
-        self._steer(acted)
+        acted = self._guards.see(step, self._temperature)
+        self.stopped |= any(each.action == "stop" for each in acted)
+        self._temper()
         return acted
 
     def catch_up(self, path: Sequence[Step]) -> None:
@@ -233,15 +233,16 @@ class Reins:
             self.judge(step)
         self.stopped = False
 
-    def forget_from(self, step: int, path: Sequence[Step]) -> None:
-        """As if the steps from `step` on had not been seen; `path` are those before it."""
+    def forget_from(self, step: int) -> None:
+        """As if the steps from `step` on had not been seen."""
         self._guards.forget_from(step)
-        self._now, self.stopped = self._base, False
-        self._steer([each for earlier in path for each in earlier.interventions])
+        self.stopped = False
+        self._temper()
 
-    def _steer(self, acted: Sequence[Intervention]) -> None:
-        for each in acted:
-            self.stopped |= each.action == "stop"
-            if each.temperature is not None:
-                self._now = each.temperature
-        self._decoding.temper(self._row, self._now)
+    @property
+    def _temperature(self) -> float:
+        known = self._guards.temperature
+        return self._base if known is None else known
+
+    def _temper(self) -> None:
+        self._decoding.temper(self._row, self._temperature)

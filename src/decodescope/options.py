@@ -1,6 +1,7 @@
 """RunOptions: how to run, in one value that is checked before any work is done."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 from decodescope.analysis.guard_rules import parse_guard
 from decodescope.errors import InputError
 from decodescope.observe.recorder import Detail
-from decodescope.sampling.params import resolve
+from decodescope.sampling.params import SamplingParams, resolve
 from decodescope.text.stream import StopStrings
 
 DEFAULT_CANDIDATES = 50
+_OF_GREEDY_ALONE = ("note.seed_greedy", "note.filter_greedy")  # untrue as soon as a guard makes a run draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,6 @@ class RunOptions:
     reuse_cache: bool = False  # take over what the newest run has computed of the same beginning
     every_logit: bool = False  # compute those of every prompt position, which no token is chosen from
 
-    @property
-    def detail(self) -> Detail:
-        """How much of each step is recorded."""
-        return Detail(self.candidates, self.stage_probs, self.logits_bytes if self.keep_logits else 0)
-
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError("run.max_new_tokens", value=self.max_new_tokens)
@@ -53,6 +50,11 @@ class RunOptions:
         for guard in self.guards:
             parse_guard(guard)
 
+    @property
+    def detail(self) -> Detail:
+        """How much of each step is recorded."""
+        return Detail(self.candidates, self.stage_probs, self.logits_bytes if self.keep_logits else 0)
+
 
 def changed(options: RunOptions, changes: Mapping[str, Any]) -> RunOptions:
     """Options with some changed: by their own names, and sampling values by theirs."""
@@ -60,3 +62,11 @@ def changed(options: RunOptions, changes: Mapping[str, Any]) -> RunOptions:
     named = {name: value for name, value in changes.items() if name not in own}
     sampling = {**options.sampling, **own.pop("sampling", {}), **named}
     return replace(options, **own, sampling=sampling)
+
+
+def guarded(params: SamplingParams, guards: Sequence[str]) -> SamplingParams:
+    """Settings under guards: greedy ones that these may make draw have a seed, so that the run can be repeated."""
+    if not params.is_greedy or not any(parse_guard(guard).applied(params.temperature) for guard in guards):
+        return params
+    notes = tuple(note for note in params.notes if note not in _OF_GREEDY_ALONE)
+    return replace(params, seed=secrets.randbits(32) if params.seed is None else params.seed, notes=notes)

@@ -17,7 +17,7 @@ from decodescope.observe.description import describe_run, for_row
 from decodescope.observe.recorder import Graft, RowRecorder
 from decodescope.observe.recording import DEFAULT_BUDGET, Recording, Watch
 from decodescope.open_model import OpenModel
-from decodescope.options import RunOptions, changed
+from decodescope.options import RunOptions, changed, guarded
 from decodescope.sampling.draw import DrawStream
 from decodescope.sampling.params import SamplingParams, resolve
 from decodescope.sampling.sampler import Sampler
@@ -31,7 +31,7 @@ class Session(OpenModel):
     """A loaded model with its tokenizer. `Session.open("starter")`, then `run`."""
 
     _recording: Recording | None = None  # of the next run
-    _newest: LiveRun | None = None  # what others may go on from
+    _newest: Decoding | None = None  # what others may go on from; no trace, which would keep us alive in a circle
 
     def run(self, prompt: str | Prompt, *, options: RunOptions | None = None, **changes: Any) -> Trace:
         """Decode one prompt to its end. Sampling values and options may be given by name:
@@ -59,7 +59,8 @@ class Session(OpenModel):
 
     def params(self, options: RunOptions) -> SamplingParams:
         """The sampling settings that options mean with this model. Raises InputError."""
-        return resolve(options.sampling, self.settings if options.checkpoint_settings else None)
+        given = resolve(options.sampling, self.settings if options.checkpoint_settings else None)
+        return guarded(given, options.guards)
 
     def side_by_side(
         self,
@@ -72,7 +73,7 @@ class Session(OpenModel):
 
         Equal prompts are read once, and their rows share that cache. Raises InputError before any work is done.
         """
-        recording, room = self._taken_recording(len(prompts)), self.room([prompt.ids for prompt in prompts])
+        room, recording = self.room([prompt.ids for prompt in prompts]), self._taken_recording(len(prompts))
         limits = self._limits(options, min(options.max_new_tokens, room))
         past = replace(self._newest.past(), generated=()) if self._newest and options.reuse_cache else NOTHING
         self._newest = None  # its memory is free before the next run's is taken
@@ -97,7 +98,6 @@ class Session(OpenModel):
         All share the past in one memory. Raises InputError before any work is done.
         """
         self.check_same_model(trace.run)
-        recording = self._taken_recording(len(starts))
         plan = plan_fork(trace, step, self.params(options), options, self.dtype)
         prompt = [token.token_id for token in trace.run.prompt_tokens]
         room = self.room([[*prompt, *plan.generated]])
@@ -108,6 +108,7 @@ class Session(OpenModel):
         for row, start in enumerate(starts):
             samplers[row].draws = plan.draws
             decoding.force(row, start)
+        recording = self._taken_recording(len(starts))
         writer = TraceWriter.reopen(plan.folder, plan.settings) if plan.folder else None
         graft = Graft(trace, step, plan.settings)
         recorders = [RowRecorder(plan.run, self.spell, options.detail, writer, graft) for _ in starts]
@@ -176,8 +177,8 @@ class Session(OpenModel):
         decoding.on_prefill = progress
         rules = [parse_guard(guard) for guard in options.guards]
         guards = [Guards(rules) for _ in recorders if rules]
-        self._newest = LiveRun(decoding, recorders, guards, recording)
-        return self._newest
+        self._newest = decoding
+        return LiveRun(decoding, recorders, guards, recording)
 
     def _finished(self, live: LiveRun) -> Trace:
         for _ in live.steps():

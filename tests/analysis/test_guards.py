@@ -68,6 +68,7 @@ def test_a_rule_is_read_whole_and_its_text_is_read_again_as_the_same(text, whole
         ("entropy", "nats"), ("entropy=1.5", "nats"), ("entropy=:0.7", "nats"), ("entropy=0:0.7", "nats"),
         ("entropy=-1:warn", "nats"), ("entropy=nan:warn", "nats"), ("high_entropy=warn", "nats"),
         ("entropy=1.5:", "action"), ("entropy=1.5:warn:stop", "action"),
+        ("entropy= 1.5:warn", "nats"), ("loop=1.2 ", "action"),
         ("loop,window=0", "window"), ("loop,window=1.5", "window"), ("loop,window=", "window"),
         ("loop,window=²", "window"), ("loop,window=99999999999", "window"), ("loop,window", "window"),
         ("loop,release=1", "option"), ("loop,", "option"), ("loop,windows=3", "option"),

@@ -46,6 +46,8 @@ def test_quit_ends_and_undo_takes_the_last_turn_back(talk):
     assert "there is no turn to take back" in out and "turn 1 is taken back" in out
     assert re.findall(r"^    turn (\d+): ", out, re.MULTILINE) == ["0", "1", "2"]
     assert re.findall(r"^ +(\d) +\d+ +\d+ +\d+ ", out, re.MULTILINE) == ["0", "2"]  # those of the table
+    again = talk("one\n/undo\ntwo\n")
+    assert again.count("sampling:") == 1  # the model is told of once
 
 
 def test_what_a_turn_cost_is_told_and_summed_up_in_what_was_measured(talk):
@@ -81,6 +83,7 @@ def test_every_turn_is_saved_as_a_run(talk, tmp_path):
 def test_without_the_cache_every_prompt_is_read_whole_and_that_is_said(talk):
     out = talk("one\ntwo\n", "--no-cache")
     assert out.count(": 0 reused") == 2 and "every token reads all of the conversation again" in out
+    assert "0 B" not in out.rpartition("Each turn")[2]
 
 
 def test_guards_are_shown_in_a_conversation_too(talk):
@@ -99,6 +102,12 @@ def test_what_a_conversation_cannot_be_is_one_sentence(cli, tiny, more):
 def test_a_model_without_a_template_and_a_full_context_are_one_sentence(cli, tiny, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * 600 + "\n"))
     assert "512" in cli("run", "-m", tiny, "--chat-loop").fault
+
+
+def test_a_line_that_is_too_long_leaves_the_conversation_as_it_was(cli, tiny, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n" + "x" * 600 + "\nagain\n"))
+    done = cli("run", "-m", tiny, *LOOP)
+    assert done.code == 0 and "512" in done.out and "2 turn(s)" in done.out
 
 
 def test_the_answer_comes_in_a_real_terminal(tiny):

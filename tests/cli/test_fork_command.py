@@ -159,7 +159,7 @@ def test_tokens_of_forks_cannot_command_the_terminal(cli, run):
         (("--branches", "51"), "from 1 to 50"),
         (("--branches", "-3"), "from 1 to 50"),
         (("--branches", "2", "--token", "a"), "one of the two"),
-        (("--branches", "2", "--depth", "0"), "max-new-tokens"),
+        (("--branches", "2", "--depth", "0"), "--depth is the number"),
         (("--at", "8", "--branches", "2"), "right behind"),
         (("-n", "0"), "max-new-tokens"),
         (("--branch", "1"), "no branch 1"),

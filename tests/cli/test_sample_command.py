@@ -64,6 +64,20 @@ def test_figures_texts_and_partings_are_drawn_in_both_languages(cli, tiny, langu
     assert max(map(len, table)) <= 120 and all("…" not in line for line in table)
 
 
+def test_a_row_that_draws_without_a_stage_in_force_is_not_called_greedy(cli, tiny):
+    out = cli("sample", "Hi", "-m", tiny, *PLAIN, "--grid", "temperature=0,1", "--seeds", "3").out
+    assert "temperature=0  most probable token" in out
+    assert "temperature=1  seed=3  drawn from the raw distribution" in out
+
+
+def test_figures_stay_whole_on_a_narrow_terminal(cli, tiny, monkeypatch):
+    monkeypatch.setattr("decodescope.cli.console.PLAIN_WIDTH", 80)
+    first, *_ = rows = json.loads(cli("sample", "Hi", "-m", tiny, *PLAIN, *GRID, "--json").out)["rows"]
+    out = cli("sample", "Hi", "-m", tiny, *PLAIN, *GRID).out
+    assert f" {first['entropy_nats_mean']:.3f} " in out and "…" not in out.partition("texts;")[0]
+    assert all(f"{place} {row['name']}" in out for place, row in enumerate(rows))
+
+
 def test_one_seed_needs_no_means_over_seeds(cli, tiny):
     out = cli("sample", "Hi", "-m", tiny, *PLAIN, "--grid", "temperature=0.5").out
     assert "over seeds" not in out and "seed=0" in out
@@ -128,7 +142,7 @@ def test_a_saved_run_is_rerolled_without_its_model(cli, run_folder):
     ("arguments", "word"),
     [
         ((), "--grid KNOB"),
-        (("--grid", ""), "--grid knows no"),
+        (("--grid", ""), "nothing to compare"),
         (("--grid", "temperature="), "lacks a value"),
         (("--grid", "heat=3"), "heat"),
         (("--grid", "temperature=hot"), "hot"),
@@ -157,6 +171,8 @@ def test_neither_prompt_nor_run_and_runs_that_cannot_be_rerolled_are_one_sentenc
     grid = ("--grid", "top_k=3")
     assert "PROMPT" in cli("sample", *grid).fault
     assert "save" in cli("sample", "--from", tmp_path / "none", *grid).fault
+    for more in (("-m", tiny), ("-n", "3"), ("--dtype", "bfloat16")):
+        assert "make no sense beside it: --" in cli("sample", "--from", tmp_path / "none", *grid, *more).fault
     folder = tmp_path / "run"
     cli("run", "Hi", "-m", tiny, *PLAIN, "--save", folder, "--json")
     done = cli("sample", "--from", folder, *grid)

@@ -57,6 +57,11 @@ def test_what_cannot_be_laid_down_changes_nothing_and_is_said(stepped):
     assert len(trace.steps) == 1 and not trace.steps[0].forced
 
 
+def test_a_token_picked_from_beyond_the_candidates_is_no_rank_to_pick(stepped):
+    out, _ = stepped("#65\n?x\nq\n", "--step", "--candidates", "1", "--temperature", "0")
+    assert "(1 to 1)" in out
+
+
 def test_help_tells_every_key(stepped):
     out, _ = stepped("?\nq\n", "--step")
     for key in ("Enter:", "3:", "#123:", "=text:", "b:", "c:", "q:"):

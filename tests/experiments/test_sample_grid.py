@@ -72,7 +72,7 @@ def test_the_grid_may_start_from_the_checkpoint():
     ("grid", "seeds", "word"),
     [
         ((), None, "nothing to compare"),
-        (("",), None, "--grid knows no"),
+        (("",), None, "nothing to compare"),
         (("colour=red",), None, "colour"),
         (("seed=1",), None, "--seeds"),
         (("temperature",), None, "lacks a value"),

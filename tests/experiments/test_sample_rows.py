@@ -174,6 +174,11 @@ def test_the_figures_are_those_of_the_steps_under_the_raw_model(session):
     assert len(row.entropy_nats) == len(row.logprob_nats) == 10 and report.seconds > 0
 
 
+def test_a_note_is_given_once_and_none_says_what_the_rows_tell(session):
+    grid = parse_grid(["temperature=0,0.7", "top_p=0.9"], "1,2")
+    assert side_by_side(session, grid, max_new_tokens=2).notes == ("note.filter_greedy",)
+
+
 def test_a_row_that_goes_round_is_told_and_counted(session):
     grid = Grid((Cell("stuck", {"temperature": 0.01, "presence_penalty": -100}),), (1, 2))
     report = side_by_side(session, grid, max_new_tokens=60, ignore_eos=True)

@@ -144,10 +144,14 @@ def test_any_run_becomes_a_well_formed_fragment(run, steps, end, branches):
     [
         (
             "en",
-            "step 1: guard loop measured 12 against 8: temperature 1.25 from the next step on",
+            "step 1: guard loop measured 12, threshold 8 (repeated tokens): temperature 1.25 from the next step on",
             "2 fork(s) were",
         ),
-        ("zh", "第 1 步：守卫 loop 测得 12，阈值 8：从下一步起温度为 1.25", "此运行另有 2 个分叉"),
+        (
+            "zh",
+            "第 1 步：守卫 loop 测得 12，阈值 8（重复的 token 数）：从下一步起温度为 1.25",
+            "此运行另有 2 个分叉",
+        ),
     ],
 )
 def test_what_guards_did_and_how_many_forks_there_are_is_told(language, told, forks):

@@ -121,9 +121,9 @@ def _release(guard: GuardName, nats: float, text: str | None) -> float:
 
 
 def _number(text: str) -> float | None:
-    """A finite number, or None."""
+    """A finite number, or None; also for one between spaces, which separate the rules in a run's header."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and text == text.strip() else None

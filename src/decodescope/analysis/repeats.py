@@ -126,11 +126,10 @@ class LoopFinder:
         self._ids: list[int] = []
         self._texts: list[str] = []
         self._exact = RepeatedSuffix()
-        self._unnumbered = (
-            RepeatedSuffix()
-        )  # of the tokens at `_places`: without the numbers that lines begin with
+        # Without the numbers that lines begin with: the tokens at `_places`.
+        self._unnumbered = RepeatedSuffix()
         self._places: list[int] = []
-        self._in_number: bool = False  # the newest token belongs to such a number
+        self._in_number = False  # the newest token belongs to such a number
         self._stood: dict[tuple[int, ...], tuple[int, int]] = {}  # 4-gram -> how often it stood, and where last
         self._before: list[tuple[int, int]] = []  # how often a token's 4-gram stood before, and how far back last
 

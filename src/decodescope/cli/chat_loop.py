@@ -70,8 +70,14 @@ def _undo(conversation: "Conversation", json: bool) -> None:
 
 def _take_turn(conversation: "Conversation", text: str, json: bool) -> None:
     with StderrReport() as report:
-        live = conversation.ask(text, report.reading)
-        if not json and not conversation.turns:
+        try:
+            live = conversation.ask(text, report.reading)
+        except InputError as fault:
+            if json or not conversation.turns:
+                raise
+            out().print(line((str(fault), "yellow")))  # too long: another line, or /undo, may still fit
+            return
+        if not json and not conversation.begun:
             draw_model(live.traces[0].run)
             draw_settings(live.traces[0].run)
         try:
@@ -163,7 +169,7 @@ def _why(slowdown: "Slowdown") -> str:
     """Why long conversations slow down, in what was measured here."""
     first, last = slowdown.first, slowdown.last
     return t(
-        "chat.why",
+        "chat.why" if last.cache_bytes else "chat.why_no_cache",
         first=first.turn,
         last=last.turn,
         prompt_first=count(first.prompt_tokens),

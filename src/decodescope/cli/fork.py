@@ -8,6 +8,7 @@ from decodescope.cli import options as o
 from decodescope.cli.console import StderrReport
 from decodescope.cli.fork_view import draw_forks
 from decodescope.cli.show import BranchNumber, Folder
+from decodescope.cli.units import figure
 from decodescope.errors import FindingError, InputError
 from decodescope.locale import translate as t
 from decodescope.trace.folder import FolderLock, refuse_unfit
@@ -24,10 +25,11 @@ Tokens = Annotated[list[str] | None, o.option("fork.token", "--token", metavar="
 NewTokens = Annotated[int | None, o.option("fork.max_new_tokens", "--max-new-tokens", "-n", metavar="N")]
 Branches = Annotated[int | None, o.option("fork.branches", "--branches", metavar="K")]
 Depth = Annotated[int | None, o.option("fork.depth", "--depth", metavar="D")]
-_LONGEST_ID = 18  # digits
 Verify = Annotated[bool, o.option("fork.verify", "--verify")]
 Model = Annotated[str | None, o.option("fork.model", "--model", "-m", metavar="MODEL")]
 Dtype = Annotated[str | None, o.option("fork.dtype", "--dtype", metavar="float32|bfloat16|float16")]
+
+_LONGEST_ID = 18  # digits
 
 
 def fork(
@@ -105,6 +107,8 @@ def _plan(given: dict[str, Any], trace: Trace) -> "Forking":
         raise InputError("engine.unknown", name=given["engine"])
     if given["depth"] is not None and given["branches"] is None:
         raise InputError("fork.depth_needs_branches")
+    if given["depth"] is not None and given["depth"] < 1:
+        raise InputError("fork.depth", value=given["depth"])
     from decodescope.experiments.forks import Forking, checked_options
 
     length = given["max_new_tokens"] if given["depth"] is None else given["depth"]
@@ -151,6 +155,6 @@ def _raise_findings(report: "ForkReport") -> None:
             raise FindingError(
                 "fork.differs",
                 number=branch.number,
-                difference=f"{check.largest_difference:.2g}",
-                tolerance=f"{check.tolerance:.2g}",
+                difference=figure(check.largest_difference, 2),
+                tolerance=figure(check.tolerance, 2),
             )

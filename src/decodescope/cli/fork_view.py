@@ -7,7 +7,7 @@ from rich.text import Text
 from decodescope.cli.console import line, out
 from decodescope.cli.tables import draw_heading, plain_table
 from decodescope.cli.tree_view import draw_tree
-from decodescope.cli.units import binary_bytes, milliseconds, number
+from decodescope.cli.units import binary_bytes, figure, milliseconds, number
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
 from decodescope.trace.records import Trace
@@ -92,8 +92,8 @@ def _draw_check(branch: "ForkedBranch") -> None:
         "fork.agrees" if check.agrees else "fork.does_not_agree",
         number=branch.number,
         compared=check.compared,
-        difference=f"{check.largest_difference:.1e}",
-        tolerance=f"{check.tolerance:.1e}",
+        difference=figure(check.largest_difference, 2),
+        tolerance=figure(check.tolerance, 2),
     )
     out().print(line((said, "green" if check.agrees else "bold red")))
     if check.best_differs_at:

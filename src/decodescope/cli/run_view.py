@@ -12,7 +12,7 @@ from decodescope.cli.step_view import fitted
 from decodescope.cli.units import binary_bytes, count, milliseconds, number
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
-from decodescope.trace.records import End, PromptToken, Run, Step
+from decodescope.trace.records import GUARDS, End, PromptToken, Run, Step
 from decodescope.trace.saved import saved_tensors
 from decodescope.visible import token_text, visible
 
@@ -20,7 +20,6 @@ _SWITCHED_OFF = {
     "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": None,
     "sampler": "hf", "without": None,
 }  # fmt: skip
-_GUARDS = "guards"  # told in a line of their own
 
 
 def draw_header(run: Run) -> None:
@@ -45,8 +44,8 @@ def draw_model(run: Run) -> None:
 def draw_settings(run: Run) -> None:
     """The sampling settings in force, and what the reader should know about them."""
     out().print(line(t("run.header.settings", settings=_settings(run))))
-    if guards := _guards(run):
-        out().print(line(t("run.header.guards", guards=guards)))
+    if run.guards:
+        out().print(line(t("run.header.guards", guards=" ".join(run.guards))))
     draw_notes(run.notes)
 
 
@@ -63,15 +62,10 @@ def _settings(run: Run) -> str:
     named = [] if not greedy else [t("run.greedy")]
     for setting in run.settings:
         changed = setting.value != _SWITCHED_OFF.get(setting.name, 0)
-        if setting.name != _GUARDS and (changed or (setting.origin != "default" and not greedy)):
+        if setting.name != GUARDS and (changed or (setting.origin != "default" and not greedy)):
             origin = translate_or(f"origin.{setting.origin.replace(' ', '_')}", setting.origin)
             named.append(t("run.setting", name=setting.name, value=setting.value, origin=origin))
     return " · ".join(named)
-
-
-def _guards(run: Run) -> str:
-    """The guards of a run as they were written; empty where there are none."""
-    return next((str(setting.value) for setting in run.settings if setting.name == _GUARDS), "")
 
 
 def _prompt_rows(tokens: Iterable[PromptToken], width: int) -> Iterable[Text]:
@@ -120,7 +114,7 @@ def _summary_rows(run: Run, steps: list[Step], end: End) -> Iterable[tuple[str, 
     formula = count(metrics.cache_formula_bytes)
     yield t("run.summary.cache"), t("run.summary.bytes", value=count(metrics.cache_bytes))
     yield t("run.summary.formula"), t("run.summary.product", tokens=tokens, per_token=per_token, value=formula)
-    if _guards(run):
+    if run.guards:
         yield t("run.summary.guards"), _stepped_in(steps)
     if end.trace:
         yield from _logits(Path(end.trace), steps)

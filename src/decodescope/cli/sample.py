@@ -1,6 +1,7 @@
 """`decodescope sample`: settings side by side on one prompt, or on the stored logits of a saved run."""
 
 from contextlib import closing
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,6 @@ from decodescope.trace.folder import refuse_used
 from decodescope.trace.lines import document_text
 
 if TYPE_CHECKING:
-    from decodescope.experiments.sample import SideBySide
     from decodescope.experiments.sample_grid import Grid
     from decodescope.experiments.sample_records import SampleReport
     from decodescope.options import RunOptions
@@ -25,7 +25,12 @@ FromRun = Annotated[Path | None, o.option("sample.from", "--from", metavar="RUN"
 Save = Annotated[Path | None, o.option("sample.save", "--save", metavar="DIR")]
 Parquet = Annotated[Path | None, o.option("sample.parquet", "--parquet", metavar="FILE")]
 
-_OF_A_DECODED_RUN = ("prompt", "chat", "system", "stop", "ignore_eos", "save")
+# What only decoding has a use for, as the reader knows it.
+_OF_DECODING = {
+    "prompt": "prompt", "chat": "--chat", "system": "--system", "stop": "--stop", "ignore_eos": "--ignore-eos",
+    "save": "--save", "model": "--model", "max_new_tokens": "--max-new-tokens", "dtype": "--dtype",
+    "device": "--device", "threads": "--threads", "engine": "--engine",
+}  # fmt: skip
 
 
 def sample(
@@ -70,7 +75,8 @@ def _check(given: dict[str, Any]) -> None:
     """What can be refused before anything is read."""
     if given["from_run"] is None and given["prompt"] is None:
         raise InputError("sample.no_prompt")
-    superfluous = [name for name in _OF_A_DECODED_RUN if given[name] not in (None, False, [])]
+    options = signature(sample).parameters
+    superfluous = [known for name, known in _OF_DECODING.items() if given[name] not in (options[name].default, [])]
     if given["from_run"] is not None and superfluous:
         raise InputError("sample.from_alone", names=", ".join(superfluous))
     if given["save"] is not None:
@@ -96,12 +102,8 @@ def _decode(grid: "Grid", given: dict[str, Any]) -> None:
                     progress.decoding(done, most)
         finally:
             progress.close()
-            _tell_begun(study, given)
-
-
-def _tell_begun(study: "SideBySide", given: dict[str, Any]) -> None:
-    if study.begun:
-        _tell(study.report(), given)
+            if study.begun:
+                _tell(study.report(), given)
 
 
 def _options(given: dict[str, Any]) -> "RunOptions":

@@ -5,6 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.table import Table
 from rich.text import Text
 
 from decodescope.cli.console import draw_notes, err, line, out
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from decodescope.experiments.sample_records import SampleReport, SampleRow, SettingSummary, Spread
 
 _NONE = "-"
+_WIDE = 110  # columns that hold the figures and settings to read
 _ROW_COLUMNS = (
     "sample.row",
     "sample.settings",
@@ -72,11 +74,21 @@ def _origin(report: "SampleReport") -> str:
 
 
 def _draw_figures(report: "SampleReport") -> None:
-    table = plain_table(_ROW_COLUMNS, _LEFT)
+    """On a narrow terminal the settings stand beside the texts alone."""
+    wide = out().width >= _WIDE
+    table = _table(key for key in _ROW_COLUMNS if wide or key != "sample.settings")
     for place, row in enumerate(report.rows):
-        table.add_row(*map(Text, (str(place), row.name, *_figures(row))))
+        table.add_row(*map(Text, (str(place), *[row.name] * wide, *_figures(row))))
     out().print(table)
     out().print(line("  ", (t("sample.how"), "dim")))
+
+
+def _table(columns: Iterable[str]) -> Table:
+    """A table in which words give way before figures do."""
+    table = plain_table(columns, _LEFT)
+    for column in table.columns:
+        column.no_wrap = column.justify == "right"
+    return table
 
 
 def _figures(row: "SampleRow") -> Iterable[str]:
@@ -93,7 +105,8 @@ def _figures(row: "SampleRow") -> Iterable[str]:
 
 def _draw_row(place: int, row: "SampleRow", report: "SampleReport") -> None:
     """Its text, what it shares with the first row's dim, and why the two part."""
-    stages = " → ".join(f"{stage}={row.settings[stage]}" for stage in row.stages) or t("sample.no_stage")
+    bare = t("sample.no_stage" if row.seed is None else "sample.no_stage_draw")
+    stages = " → ".join(f"{stage}={row.settings[stage]}" for stage in row.stages) or bare
     seed = () if row.seed is None else (f"  seed={row.seed}",)
     out().print(line((f"{place} ", "bold"), (row.name, "bold"), *seed, (f"  {stages}", "dim")))
     other = "sample.first_row" if report.from_run is None else "sample.the_run"
@@ -123,7 +136,7 @@ def _exactness(row: "SampleRow", report: "SampleReport") -> str:
 
 def _draw_settings(summary: Iterable["SettingSummary"]) -> None:
     draw_heading(t("sample.over_seeds"))
-    table = plain_table(_SETTING_COLUMNS, _LEFT)
+    table = _table(_SETTING_COLUMNS)
     for setting in summary:
         nats = (_spread(setting.entropy_nats), _spread(setting.logprob_nats))
         shares = (_share_spread(setting.distinct_2), _share_spread(setting.repetition_rate))

@@ -115,7 +115,9 @@ class Stepper:
             return [self._session.token_id(int(command[1:]))]
         ranks = {str(candidate.rank): candidate.token_id for candidate in step.candidates}
         if command not in ranks:
-            out().print(t("step.what", ranks=len(step.candidates)))
+            # The last one may be the chosen token, of whatever rank.
+            known = [each.rank for place, each in enumerate(step.candidates, start=1) if each.rank == place]
+            out().print(t("step.what", ranks=max(known, default=0)))
             return []
         return [ranks[command]]
 

@@ -13,7 +13,7 @@ from decodescope.model.checkpoint import Progress
 from decodescope.options import RunOptions
 from decodescope.session import Session
 from decodescope.text.messages import Message, with_system
-from decodescope.trace.records import FinishReason, Step, Trace
+from decodescope.trace.records import FinishReason, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,15 @@ class Conversation:
 
     def answered(self, live: LiveRun) -> Turn:
         """The turn that a run which has ended makes, now part of the conversation. Raises ValueError otherwise."""
-        trace, past = live.traces[0], live.past()
-        turn = _turn(trace, live.reused_tokens, self._asked, self.turns[-1:])
-        turn = replace(turn, turn=self._made, parting=self._parting)
+        turn = self._turn(live)
         self.turns.append(turn)
-        self._made, self._held = self._made + 1, past.ids
+        self._made, self._held = self._made + 1, live.past().ids
         return turn
+
+    @property
+    def begun(self) -> bool:
+        """Whether a turn was made, taken back or not."""
+        return self._made > 0
 
     def undo(self) -> Turn | None:
         """Take the last turn back; None where there is none."""
@@ -122,29 +125,28 @@ class Conversation:
         held, wanted = spell(self._held[reused]), spell(ids[reused])
         return Parting(reused, held, wanted, len(self._held) - reused)
 
-
-def _turn(trace: Trace, reused: int, user: str, before: Sequence[Turn]) -> Turn:
-    path, end = trace.path(), trace.end
-    if end is None or not path:
-        raise ValueError("a turn needs a run that has ended and has a token")
-    cache_bytes = path[-1].kv.used_bytes
-    return Turn(
-        turn=0,
-        user=user,
-        text=end.text,
-        finish_reason=end.finish_reason,
-        prompt_tokens=end.prompt_tokens,
-        reused_tokens=reused,
-        read_tokens=end.prompt_tokens - reused,
-        parting=None,
-        prefill_s=path[0].timing.forward_s,
-        new_tokens=end.new_tokens,
-        decode_tokens_per_s=end.decode_tokens_per_s,
-        seconds_per_token=_seconds_per_token(path),
-        cache_bytes=cache_bytes,
-        cache_growth_bytes=cache_bytes - sum(turn.cache_bytes for turn in before),
-        trace=end.trace,
-    )
+    def _turn(self, live: LiveRun) -> Turn:
+        path, end, reused = live.traces[0].path(), live.traces[0].end, live.reused_tokens
+        if end is None or not path:
+            raise ValueError("a turn needs a run that has ended and has a token")
+        cache_bytes = path[-1].kv.used_bytes
+        return Turn(
+            turn=self._made,
+            user=self._asked,
+            text=end.text,
+            finish_reason=end.finish_reason,
+            prompt_tokens=end.prompt_tokens,
+            reused_tokens=reused,
+            read_tokens=end.prompt_tokens - reused,
+            parting=self._parting,
+            prefill_s=path[0].timing.forward_s,
+            new_tokens=end.new_tokens,
+            decode_tokens_per_s=end.decode_tokens_per_s,
+            seconds_per_token=_seconds_per_token(path),
+            cache_bytes=cache_bytes,
+            cache_growth_bytes=cache_bytes - (self.turns[-1].cache_bytes if self.turns else 0),
+            trace=end.trace,
+        )
 
 
 def _seconds_per_token(path: Sequence[Step]) -> float | None:

@@ -17,15 +17,13 @@ from decodescope.errors import InputError
 from decodescope.experiments.sample_grid import Grid, PlannedRow, needs_checkpoint, settle
 from decodescope.experiments.sample_parting import Chosen, Junction, Replay
 from decodescope.experiments.sample_records import Parting, SampleReport, SampleRow
-from decodescope.experiments.sample_rows import Course, row_of, summed_up
+from decodescope.experiments.sample_rows import Course, notes_on, row_of, summed_up
 from decodescope.sampling.checkpoint import read_checkpoint_settings
 from decodescope.sampling.params import SamplingParams, resolve
 from decodescope.text.tokenizer import Tokenizer, open_tokenizer
 from decodescope.trace.kept_logits import KeptLogits, kept_logits
 from decodescope.trace.records import Run
 from decodescope.trace.saved import read_trace
-
-_NOT_SAMPLING = ("guards",)  # settings of a run that choose no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,6 @@ def reroll(folder: Path, grid: Grid, from_checkpoint: bool = False) -> SampleRep
     run = SavedRun(folder)
     planned = settle(grid, _checkpoint(run.header, grid, from_checkpoint), from_checkpoint)
     rows = run.rows(planned)
-    notes = dict.fromkeys(note for each in planned for note in each.params.notes)
     return SampleReport(
         model=run.header.model,
         architecture=run.header.architecture,
@@ -57,7 +54,7 @@ def reroll(folder: Path, grid: Grid, from_checkpoint: bool = False) -> SampleRep
         max_new_tokens=run.header.max_new_tokens,
         from_run=str(folder),
         kept_steps=run.kept_steps,
-        notes=tuple(notes),
+        notes=notes_on(planned),
         rows=rows,
         summary=summed_up(rows),
         seconds=time.perf_counter() - started,
@@ -75,7 +72,7 @@ class SavedRun:
         self._path, self._end = trace.path(), trace.end
         self._ids = [step.token_id for step in self._path]
         self._logits: KeptLogits = kept_logits(folder)
-        self._params, self._replay = _params_of(trace.run), Replay()
+        self._params, self._replay = resolve(trace.run.sampling), Replay()
         if not self.kept_steps:
             raise InputError("sample.no_logits", path=folder)
 
@@ -133,10 +130,6 @@ class SavedRun:
             return open_tokenizer(Path(self.header.path))
         except InputError:
             return None
-
-
-def _params_of(run: Run) -> SamplingParams:
-    return resolve({setting.name: setting.value for setting in run.settings if setting.name not in _NOT_SAMPLING})
 
 
 def _checkpoint(run: Run, grid: Grid, from_checkpoint: bool) -> dict[str, object]:

@@ -12,7 +12,7 @@ from decodescope.errors import InputError
 from decodescope.experiments.sample_grid import Grid, PlannedRow, settle
 from decodescope.experiments.sample_parting import Chosen, Junction, Replay
 from decodescope.experiments.sample_records import Parting, SampleReport, SampleRow
-from decodescope.experiments.sample_rows import Course, row_of, summed_up
+from decodescope.experiments.sample_rows import Course, notes_on, row_of, summed_up
 from decodescope.live import LiveRun
 from decodescope.model.checkpoint import Progress
 from decodescope.options import RunOptions
@@ -22,7 +22,6 @@ from decodescope.trace.records import Step, Trace
 
 ROWS_AT_ONCE = 16  # of a batch: more gain little speed and take memory
 MOST_SAVED = 64  # rows that are saved decode as one batch
-_ROW_NOTES = frozenset({"note.temperature_zero"})  # what the table says anyway
 
 
 class SideBySide:
@@ -41,7 +40,6 @@ class SideBySide:
         self._rows: list[SampleRow] = []
         self._first: list[int] = []  # tokens of the first row
         self._traces: list[Trace] = []  # of the newest batch
-        self._replay = Replay()
         self._seconds = 0.0
 
     @property
@@ -64,8 +62,6 @@ class SideBySide:
     def report(self) -> SampleReport:
         """The rows as far as they have come."""
         run = self._traces[0].run
-        notes = [note for planned in self.planned for note in planned.params.notes if note not in _ROW_NOTES]
-        limits = [note for note in run.notes if note not in self.planned[-1].params.notes]
         return SampleReport(
             model=run.model,
             architecture=run.architecture,
@@ -76,7 +72,7 @@ class SideBySide:
             max_new_tokens=run.max_new_tokens,
             from_run=None,
             kept_steps=None,
-            notes=tuple(dict.fromkeys((*notes, *limits))),
+            notes=notes_on(self.planned, run.notes),
             rows=tuple(self._rows),
             summary=summed_up(self._rows),
             seconds=self._seconds,
@@ -106,15 +102,16 @@ class SideBySide:
 
     def _keep(self, batch: Sequence[PlannedRow], parted: Mapping[int, Tensor]) -> None:
         """Make rows of what was decoded; `parted` holds the raw logits at which a row left the first one."""
+        replay = Replay()  # one a batch: it holds a vocabulary of numbers for each seed
         for row, (planned, trace) in enumerate(zip(batch, self._traces, strict=True)):
             path = trace.path()
-            parting = self._parting(planned, path, parted[row]) if row in parted else None
+            parting = self._parting(planned, path, parted[row], replay) if row in parted else None
             course = Course(path, trace.text, trace.end.finish_reason if trace.end else None, parting)
             self._rows.append(row_of(planned, course, lambda token_id: self._session.spell(token_id)[0]))
 
-    def _parting(self, planned: PlannedRow, path: Sequence[Step], raw: Tensor) -> Parting:
+    def _parting(self, planned: PlannedRow, path: Sequence[Step], raw: Tensor, replay: Replay) -> Parting:
         at = parts_at([step.token_id for step in path], self._first)
-        junction = Junction(raw, self._prompt.ids, self._first[:at], self._replay)
+        junction = Junction(raw, self._prompt.ids, self._first[:at], replay)
         first = Chosen(self._first[at], self.planned[0].params)
         return junction.explain(first, Chosen(path[at].token_id, planned.params))
 

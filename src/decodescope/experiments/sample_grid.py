@@ -64,7 +64,7 @@ def parse_grid(grid: Sequence[str], seeds: str | None = None) -> Grid:
     A knob that comes twice has the values of both. `without` takes stages joined by `+`, or `none`.
     """
     values: dict[str, dict[str, None]] = {}
-    for word in grid:
+    for word in filter(str.strip, grid):
         name, mark, listed = word.partition("=")
         name = name.strip().replace("-", "_")
         if name not in KNOBS:

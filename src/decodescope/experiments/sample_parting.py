@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from decodescope.sampling.draw import DrawStream
 from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Choice, Sampler
 
-_SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.name not in ("origins", "notes"))
+_SETTINGS = tuple(SamplingParams().values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from decodescope.experiments.sample_grid import PlannedRow
 from decodescope.experiments.sample_records import Parting, SampleRow, SettingSummary, Spread, Value
 from decodescope.trace.records import FinishReason, Step
 
+_SAID_BY_ROWS = "note.temperature_zero"
+
 Naming = Callable[[int], str | None]  # token id -> its text, None where that is not known
 
 
@@ -52,6 +54,12 @@ def row_of(planned: PlannedRow, course: Course, name: Naming) -> SampleRow:
         logprob_nats=logprobs,
         top_prob=tuple(step.candidates[0].prob_raw for step in steps),
     )
+
+
+def notes_on(planned: Sequence[PlannedRow], others: Sequence[str] = ()) -> tuple[str, ...]:
+    """What the reader should know of the rows' settings, and `others`: each once, and none that the rows tell."""
+    notes = (note for each in planned for note in each.params.notes)
+    return tuple(note for note in dict.fromkeys((*notes, *others)) if note != _SAID_BY_ROWS)
 
 
 def settings_of(planned: PlannedRow) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from decodescope.models import ModelFiles
 from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Sampler
 from decodescope.text.chat import Prompt
-from decodescope.trace.records import PromptToken, Run, Setting
+from decodescope.trace.records import GUARDS, PromptToken, Run, Setting
 
 
 def describe_run(
@@ -64,7 +64,7 @@ def for_row(run: Run, prompt: Prompt, sampler: Sampler, guards: tuple[str, ...] 
 def settings_of(params: SamplingParams, guards: tuple[str, ...] = ()) -> tuple[Setting, ...]:
     """Every value in force and its origin."""
     own = tuple(Setting(name, value, params.origin(name)) for name, value in params.values().items())
-    return own + (Setting("guards", " ".join(guards), "command line"),) * bool(guards)
+    return own + (Setting(GUARDS, " ".join(guards), "command line"),) * bool(guards)
 
 
 def _versions() -> dict[str, str]:

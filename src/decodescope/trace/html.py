@@ -164,7 +164,8 @@ def _interventions(path: Sequence[Step]) -> Iterable[Markup]:
 
 def _intervention(step: int, done: Intervention) -> str:
     action = t(f"guard.action.{done.action}", temperature=done.temperature)
-    seen = {"measured": f"{done.measured:.4g}", "threshold": f"{done.threshold:.4g}"}
+    unit = t("guard.unit.tokens") if done.guard == "loop" else t("guard.unit.nats")
+    seen = {"measured": f"{done.measured:.4g}", "threshold": f"{done.threshold:.4g}", "unit": unit}
     return t("guard.intervention", step=step, guard=done.guard, action=action, **seen)
 
 

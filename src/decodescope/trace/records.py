@@ -12,6 +12,8 @@ from decodescope.errors import InputError
 
 FinishReason = Literal["stop", "length", "interrupted", "error"]
 Action = Literal["warn", "stop", "temperature", "release"]  # what a guard does; release: back to the run's own
+Value = float | int | bool | str | None
+GUARDS = "guards"  # the one setting that is none of sampling: the rules as they were given, spaces between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Setting:
     """One sampling setting in force, and who set it: `command line`, `checkpoint` or `default`."""
 
     name: str
-    value: float | int | bool | str | None
+    value: Value
     origin: str
 
 
@@ -61,6 +63,17 @@ class Run:
     versions: dict[str, str]
     started_at: str  # ISO 8601, UTC
     notes: tuple[str, ...] = ()  # things the reader should know: catalogue keys, some as `key:detail`
+
+    @property
+    def sampling(self) -> dict[str, Value]:
+        """The sampling settings by name."""
+        return {each.name: each.value for each in self.settings if each.name != GUARDS}
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """The rules of its guards."""
+        given = next((each.value for each in self.settings if each.name == GUARDS), None)
+        return tuple(str(given or "").split())
 
 
 @dataclass(frozen=True, slots=True)
