@@ -33,6 +33,7 @@ format: .venv/installed-dev
 bench: .venv/installed-dev models
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/looking.py
+	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/start_up.py
 
 # The ids that tests compare with are transformers', stored by this and recomputed in part by every `make test`.

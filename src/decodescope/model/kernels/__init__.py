@@ -1,0 +1,8 @@
+"""Matrix products that read a weight as it is stored; compiled on first use, portable where they cannot be."""
+
+from decodescope.model.kernels.arena import Arena
+from decodescope.model.kernels.compiled import Report, available
+from decodescope.model.kernels.packed import Packed, row_bytes
+from decodescope.model.kernels.products import product, read_all, unpack_rows
+
+__all__ = ["Arena", "Packed", "Report", "available", "product", "read_all", "row_bytes", "unpack_rows"]

@@ -1,0 +1,44 @@
+"""Room for weights in huge pages: reading half a gigabyte through 4 KiB pages is a third slower.
+
+Linux gives huge pages to memory that asks for them (`madvise`); elsewhere this is plain memory.
+"""
+
+import math
+import mmap
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+_HUGE = 2 << 20
+_LINE = 64  # bytes: tensors start at a cache line
+
+
+class Arena:
+    """Hands out tensors from large pieces of memory; a piece is free again when its last tensor is gone."""
+
+    def __init__(self, piece_bytes: int = 64 << 20) -> None:
+        self._piece_bytes = piece_bytes
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised contiguous tensor. Raises MemoryError where the system has no more."""
+        size = math.prod(shape) * dtype.itemsize
+        if size > self._free.numel():
+            self._free = _huge_pages(max(self._piece_bytes, size))
+        taken, self._free = self._free[:size], self._free[-(-size // _LINE) * _LINE :]
+        return taken.view(dtype).view(shape)
+
+
+def _huge_pages(size: int) -> Tensor:
+    """At least `size` bytes, from the start of a huge page on; plain memory on other systems."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    try:
+        memory = mmap.mmap(-1, -(-size // _HUGE) * _HUGE + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(str(error)) from None
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _HUGE :]

@@ -1,0 +1,98 @@
+"""The compiled kernels as Python functions: tensors in, tensors out, sizes checked here."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from decodescope.model.kernels.build import Built, Reason, build
+from decodescope.model.kernels.packed import FORMATS, Packed
+
+MOST_ROWS = 16  # of activations: beyond, unpacking once for a matrix product of torch is faster
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum kind` in products.c
+
+
+class Library:
+    """The loaded library. ctypes lets go of the interpreter during a call, and torch says how many threads."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        library.decodescope_instructions.restype = ctypes.c_char_p
+        self.instructions: str = library.decodescope_instructions().decode()
+        whole, pointer = ctypes.c_int, ctypes.c_void_p
+        self._dense, self._packed, self._unpack = (
+            library.decodescope_dense, library.decodescope_packed, library.decodescope_unpack,
+        )  # fmt: skip
+        self._dense.argtypes = self._packed.argtypes = [whole, pointer, pointer, pointer, pointer, whole]
+        self._dense.restype = self._unpack.restype = None
+        self._read = library.decodescope_read
+        self._read.restype, self._read.argtypes = ctypes.c_uint64, [pointer, ctypes.c_int64, whole]
+        self._unpack.argtypes = [whole, pointer, pointer, pointer, whole, whole]
+
+    def product(self, x: Float[Tensor, "M K"], weight: Packed | Tensor) -> Float[Tensor, "M N"]:
+        """x W^T; both contiguous on the CPU, x in float32, a dense weight in float32, bfloat16 or float16."""
+        (rows, columns), inputs = weight.shape, x.shape[0]
+        out = torch.empty(inputs, rows)
+        size = (ctypes.c_int64 * 3)(rows, columns, inputs)
+        threads = torch.get_num_threads()
+        if isinstance(weight, Packed):
+            kind, blocks = FORMATS.index(weight.format), weight.blocks.data_ptr()
+            if self._packed(kind, blocks, x.data_ptr(), out.data_ptr(), size, threads):
+                raise MemoryError("no memory for the activations' digits")
+        else:
+            self._dense(_KINDS[weight.dtype], weight.data_ptr(), x.data_ptr(), out.data_ptr(), size, threads)
+        return out
+
+    def unpack(self, weight: Packed, start: int, out: Float[Tensor, "rows K"]) -> None:
+        """Rows from `start` on into `out`, contiguous, float32 or bfloat16."""
+        blocks = weight.blocks[start : start + out.shape[0]].data_ptr()
+        size, as_bf16 = (ctypes.c_int64 * 2)(*out.shape), int(out.dtype == torch.bfloat16)
+        self._unpack(FORMATS.index(weight.format), blocks, out.data_ptr(), size, as_bf16, torch.get_num_threads())
+
+    def read(self, memory: Tensor) -> None:
+        """Every whole 64-bit word of a contiguous tensor, by as many threads as a product."""
+        self._read(memory.data_ptr(), memory.nbytes // 8, torch.get_num_threads())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What products run on: `instructions` (AVX-512 VNNI, AVX-512, AVX2, C; None: not compiled), and why not."""
+
+    instructions: str | None
+    library: Path | None = None
+    reason: Reason | None = None
+    detail: str = ""
+
+
+@cache
+def _loaded() -> tuple[Library | None, Report]:
+    built: Built = build()
+    if built.path is None:
+        return None, Report(None, reason=built.reason, detail=built.detail)
+    try:
+        library = Library(built.path)
+    except (OSError, AttributeError) as error:
+        return None, Report(None, reason="load_failed", detail=str(error)[:400])
+    return library, Report(library.instructions, built.path)
+
+
+def library() -> Library | None:
+    """The kernels of this machine, built when first asked for; None where they cannot be had."""
+    return _loaded()[0]
+
+
+def available() -> Report:
+    """Whether products are compiled here, with which instructions, and why not."""
+    return _loaded()[1]
+
+
+def takes(x: Tensor, weight: Packed | Tensor) -> bool:
+    """Whether the compiled kernels know this product (apart from the number of rows)."""
+    if isinstance(weight, Packed):
+        return x.device.type == "cpu" and weight.nbytes > 0
+    known = weight.dtype in _KINDS and weight.is_contiguous() and weight.numel() > 0
+    return known and x.device.type == weight.device.type == "cpu"
