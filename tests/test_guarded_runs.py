@@ -32,23 +32,26 @@ def traces(session: Session, prompts: list[dict], **options) -> list[Trace]:
 
 @pytest.mark.usefixtures("all_threads")
 def test_a_guard_ends_real_loops_and_the_trace_says_where(session):
-    most = SOON[-1]["stopped_at"] + 8
-    for trace, recorded in zip(traces(session, SOON, max_new_tokens=most, guards=("loop",)), SOON, strict=True):
+    # Another processor may round its way into the loop some tokens later than the one that was recorded.
+    most = SOON[-1]["stopped_at"] + 40
+    for trace in traces(session, SOON, max_new_tokens=most, guards=("loop",)):
         (done,) = trace.path()[-1].interventions
         assert (trace.end.finish_reason, trace.end.stop_guard) == ("stop", "loop")
         assert (done.guard, done.action, done.measured >= done.threshold) == ("loop", "stop", True)
-        assert abs(trace.end.new_tokens - 1 - recorded["stopped_at"]) <= 2  # recorded on another machine
+        assert not any(step.interventions for step in trace.path()[:-1])
 
 
 @pytest.mark.usefixtures("all_threads")
 def test_a_guard_breaks_a_real_loop_with_a_higher_temperature_and_takes_it_back(session):
     (trace,) = traces(session, SOON[:1], max_new_tokens=110, ignore_eos=True, guards=("loop=1.2,window=8",),
                       sampling={"seed": 3})  # fmt: skip
-    raised, *later = [(step.step, done) for step in trace.path() for done in step.interventions]
-    assert (raised[1].action, raised[1].temperature) == ("temperature", 1.2)
-    assert later and (later[0][1].action, later[0][1].temperature) == ("release", 0.0)
-    drawn = [step.step for step in trace.path() if step.mass_above is not None]
-    assert drawn == list(range(raised[0] + 1, later[0][0] + 1))
+    acted = [(step.step, done) for step in trace.path() for done in step.interventions]
+    (raised, first), (released, second) = acted[:2]
+    assert (first.action, first.temperature) == ("temperature", 1.2)
+    assert (second.action, second.temperature) == ("release", 0.0)
+    drawn = [step.mass_above is not None for step in trace.path()]
+    assert drawn[: released + 1] == [False] * (raised + 1) + [True] * (released - raised)
+    assert not any(drawn[released + 1 : released + 2])
 
 
 @pytest.mark.usefixtures("all_threads")
