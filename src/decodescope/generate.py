@@ -23,6 +23,7 @@ from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
 from decodescope.probe import Tap
 from decodescope.sampling.sampler import Choice, Sampler
+from decodescope.sequences import common_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +251,7 @@ class Decoding:
         if past.cache is None or not self._joint or not self.limits.use_cache:
             return KVCache(self.model.config.num_hidden_layers)
         ids = self._rows[0].ids
-        pairs = enumerate(zip(past.ids, ids[:-1], strict=False))
-        same = next((i for i, (held, wanted) in pairs if held != wanted), min(len(past.ids), len(ids) - 1))
-        past.cache.truncate(same)
+        past.cache.truncate(common_length(past.ids, ids[:-1]))
         return past.cache
 
     def _check_id(self, token_id: int) -> None:

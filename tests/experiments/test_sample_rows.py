@@ -9,12 +9,13 @@ import torch
 from decodescope import Session
 from decodescope.errors import InputError
 from decodescope.experiments.passes import counted
-from decodescope.experiments.sample import ROWS_AT_ONCE, SideBySide, parts_at
+from decodescope.experiments.sample import ROWS_AT_ONCE, SideBySide
 from decodescope.experiments.sample_grid import Cell, Grid, parse_grid
 from decodescope.experiments.sample_parting import Chosen, Junction, Replay
 from decodescope.experiments.sample_records import SampleReport
 from decodescope.options import RunOptions
 from decodescope.sampling.params import SamplingParams, resolve
+from decodescope.sequences import common_length
 from decodescope.trace.saved import read_trace
 from tiny_model import make_tiny_model
 
@@ -81,7 +82,7 @@ def test_greedy_by_the_checkpoint_parts_from_plain_argmax_where_its_penalty_says
     [((), (), 0), ((1,), (1,), 1), ((1, 2), (1, 3), 1), ((1, 2), (1, 2, 3), 2), ((4,), (5,), 0)],
 )
 def test_two_sequences_part_at_their_first_difference(one, other, at):
-    assert parts_at(one, other) == at
+    assert common_length(one, other) == at
 
 
 def test_the_first_row_and_equal_rows_part_nowhere(session):

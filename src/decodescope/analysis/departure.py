@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from decodescope.sequences import common_length
 from decodescope.trace.records import Run
 from decodescope.trace.site_records import SiteSummary
 
@@ -169,10 +170,8 @@ def _differences(here: Run, there: Run) -> tuple[Difference, ...]:
 
 def _parts_at(here: Sequence[int], there: Sequence[int]) -> int | None:
     """The first index where two sequences differ, or where only one goes on."""
-    for index, (ours, theirs) in enumerate(zip(here, there, strict=False)):
-        if ours != theirs:
-            return index
-    return None if len(here) == len(there) else min(len(here), len(there))
+    same = common_length(here, there)
+    return None if same == len(here) == len(there) else same
 
 
 def _key(site: SiteSummary) -> Key:

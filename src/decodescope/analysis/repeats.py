@@ -20,6 +20,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from decodescope.sequences import common_length
+
 LOOP_TOKENS = 32  # that repeat, at least
 _COPIES = 3
 _GRAM = 4
@@ -152,8 +154,7 @@ class LoopFinder:
 
     def follow(self, ids: Sequence[int], texts: Sequence[str]) -> None:
         """Be as after these tokens and texts: forget from the first id that differs on, and take the rest."""
-        pairs = enumerate(zip(self._ids, ids, strict=False))
-        known = next((i for i, (old, new) in pairs if old != new), min(len(self._ids), len(ids)))
+        known = common_length(self._ids, ids)
         if known < len(self._ids):
             self.forget_from(known)
         for token_id, text in zip(ids[known:], texts[known:], strict=True):

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from decodescope.sequences import common_length
 from decodescope.trace.records import End, Step, Trace
 
 THE_RUN = 0  # its number among the branches; forks count from 1
@@ -106,5 +107,5 @@ def _followed(
 
 def parts_at(path: Sequence[Step], other: Sequence[Step]) -> int | None:
     """The first step at which two branches have different tokens; None where one is the beginning of the other."""
-    pairs = zip(path, other, strict=False)
-    return next((one.step for one, two in pairs if one.token_id != two.token_id), None)
+    same = common_length([step.token_id for step in path], [step.token_id for step in other])
+    return path[same].step if same < min(len(path), len(other)) else None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from decodescope.cli.console import err, line, out
 from decodescope.cli.run_view import content_text, draw_header, draw_ids, draw_model, draw_settings, draw_summary
 from decodescope.cli.step_view import draw_interventions
-from decodescope.cli.stepping import Stepper
 from decodescope.cli.waterfall import draw_waterfall, step_drawing
 from decodescope.locale import translate as t
 from decodescope.trace.lines import json_text, record_line
@@ -16,6 +15,7 @@ from decodescope.trace.saved import saved_tensors
 from decodescope.visible import token_text
 
 if TYPE_CHECKING:
+    from decodescope.cli.stepping import Stepper
     from decodescope.live import LiveRun
 
 
@@ -27,7 +27,7 @@ class View:
     batch: bool
     candidates: int
     stages: bool
-    stepper: Stepper | None = None
+    stepper: "Stepper | None" = None
 
     def begin(self, traces: list[Trace]) -> None:
         if self.batch and not self.json:

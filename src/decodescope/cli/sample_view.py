@@ -1,7 +1,6 @@
 """Drawing settings side by side: the figures, the texts and why they part, and each setting over its seeds."""
 
 from collections.abc import Iterable
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from decodescope.cli.tables import draw_heading, plain_table
 from decodescope.cli.units import number, percent
 from decodescope.locale import translate as t
 from decodescope.locale import translate_or
+from decodescope.sequences import common_length
 
 if TYPE_CHECKING:
     from decodescope.experiments.sample_records import SampleReport, SampleRow, SettingSummary, Spread
@@ -122,8 +122,7 @@ def _draw_row(place: int, row: "SampleRow", report: "SampleReport") -> None:
 
 def _beginning(text: str, other: str) -> str:
     """What two texts have in common at their beginnings."""
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
-    return "".join(character for character, _ in pairs)
+    return text[: common_length(text, other)]
 
 
 def _exactness(row: "SampleRow", report: "SampleReport") -> str:

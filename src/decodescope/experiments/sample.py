@@ -16,6 +16,7 @@ from decodescope.experiments.sample_rows import Course, notes_on, row_of, summed
 from decodescope.live import LiveRun
 from decodescope.model.checkpoint import Progress
 from decodescope.options import RunOptions
+from decodescope.sequences import common_length
 from decodescope.session import Session
 from decodescope.text.chat import Prompt
 from decodescope.trace.records import Step, Trace
@@ -110,16 +111,10 @@ class SideBySide:
             self._rows.append(row_of(planned, course, lambda token_id: self._session.spell(token_id)[0]))
 
     def _parting(self, planned: PlannedRow, path: Sequence[Step], raw: Tensor, replay: Replay) -> Parting:
-        at = parts_at([step.token_id for step in path], self._first)
+        at = common_length([step.token_id for step in path], self._first)
         junction = Junction(raw, self._prompt.ids, self._first[:at], replay)
         first = Chosen(self._first[at], self.planned[0].params)
         return junction.explain(first, Chosen(path[at].token_id, planned.params))
-
-
-def parts_at(ids: Sequence[int], others: Sequence[int]) -> int:
-    """The first place where two sequences differ, or the end of the shorter one."""
-    pairs = enumerate(zip(ids, others, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(ids), len(others)))
 
 
 def _raw_logits(live: LiveRun) -> Tensor:
