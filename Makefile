@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROMPT := 用一句话解释什么是大语言模型
 
-.PHONY: demo test test-full lint format bench references schemas sites models clean
+.PHONY: demo test test-full lint format bench bench-full bench-7b references schemas sites models clean
 
 demo: .venv/installed
 	$(BIN)/decodescope pull starter
@@ -30,11 +30,21 @@ format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Within ten minutes on two cores; no figure makes it fail.
 bench: .venv/installed-dev models
+	$(BIN)/decodescope bench --against transformers,llamacpp,openvino
 	$(BIN)/python benchmarks/recording.py
+
+bench-full: bench
+	$(BIN)/decodescope bench --full --against transformers,llamacpp,openvino
 	$(BIN)/python benchmarks/looking.py
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/start_up.py
+
+# Random weights in the shape of Qwen2.5-7B: 16 GB of memory, and an hour.
+bench-7b: .venv/installed-dev models
+	$(BIN)/decodescope bench --random-weights docs/examples/qwen2.5-7b-instruct.json --only against,format \
+		--against transformers --formats stored,int4
 
 # The ids that tests compare with are transformers', stored by this and recomputed in part by every `make test`.
 references: .venv/installed-dev models

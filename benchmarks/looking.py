@@ -38,9 +38,9 @@ def steps(live: LiveRun, recording: Recording | None, tokens: int) -> Iterator[o
 
 def one_round(session: Session, live: LiveRun, tokens: int) -> dict[str, tuple[float, float]]:
     """Seconds of the median step, bare and with each look; a bare run stands before every look."""
-    config, device, found = session.model.config, session.model.lm_head.weight.device, {}
+    config, found = session.model.config, {}
     for name, watch in LOOKS.items():
-        recording = Recording(config, watch, device) if watch else None
+        recording = Recording(config, watch) if watch else None
         bare, looked = (statistics.median(step_seconds(steps(live, r, tokens))) for r in (None, recording))
         found[name] = bare, looked
     return found

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from decodescope.catalogue import ModelCard, Pulled, Tokenization
 from decodescope.experiments.attention_records import AttentionReport
+from decodescope.experiments.bench.records import BenchReport
 from decodescope.experiments.cache_records import CacheReport
 from decodescope.experiments.conversation import Turn
 from decodescope.experiments.fork_records import ForkReport
@@ -38,6 +39,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "forward.json": ForwardReport,
         "fork.json": ForkReport,
         "sample.json": SampleReport,
+        "bench.json": BenchReport,
         "turn.json": Turn,
     }
     return lines | {name: _document_schema(name, record) for name, record in documents.items()}

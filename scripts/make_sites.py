@@ -167,7 +167,7 @@ def measure_starter(found: Measured) -> None:
 
 def _measure_attention(found: Measured, column: int, model: CausalLM, ids: Tensor, ends: Sequence[int]) -> None:
     largest = max(references.reconstruction(model, ids, ends))
-    errors = found.attention[str(model.lm_head.weight.dtype).removeprefix("torch.")]
+    errors = found.attention[str(model.dtype).removeprefix("torch.")]
     errors[column] = max(errors[column], largest)
 
 

@@ -23,7 +23,7 @@ from decodescope.model.config import ModelConfig
 from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
 from decodescope.observe.selection import Place, places
-from decodescope.probe import BY_NAME, Attended, Shown, attention_pattern
+from decodescope.probe import BY_NAME, Attended, Floats, Shown, attention_pattern
 from families import VOCABULARY
 
 Values = dict[Place, Tensor]
@@ -88,6 +88,10 @@ def real_ids(name: str, length: int) -> Tensor:
     return torch.tensor([next(ids for ids in sequences if len(ids) >= length)])[:, -length:]
 
 
+def _plain(held: Floats) -> Tensor:
+    return (held if isinstance(held, Tensor) else held.plain()).clone()
+
+
 class Everything:
     """A tap that copies all that a model of this configuration has; scores and pattern of every row."""
 
@@ -106,7 +110,7 @@ class Everything:
         self.values[site, layer] = self._rows(site, layer, value) if isinstance(value, Attended) else value.clone()
 
     def _rows(self, site: str, layer: int | None, value: Attended) -> Tensor:
-        self.attended[layer] = (value.keys.clone(), value.values.clone())
+        self.attended[layer] = (_plain(value.keys), _plain(value.values))
         made = []
         for rows in value.blocks():
             scores = value.scores(rows)

@@ -35,7 +35,7 @@ PUT_TOGETHER = {
     *(f"step.help.{name}" for name in ("next", "rank", "id", "text", "back", "run_on", "quit")),
     *(
         f"pull.source.{name}"
-        for name in ("cache", "file", "folder", "hub", "mirror", "modelscope", "ollama", "wheels")
+        for name in ("cache", "file", "folder", "hub", "mirror", "modelscope", "ollama", "random", "wheels")
     ),
     *(f"error.pull.{name}_nowhere" for name in ("hub", "modelscope")),
     *(f"error.checkpoint.{name}" for name in ("missing", "unexpected")),

@@ -31,7 +31,7 @@ RECORD = """
 model, _ = load_model(Path(sys.argv[1]))
 kept = "layers.*.pattern", "layers.*.scores", "resid_post", "q_rot", "logits"
 for positions in (None, (2, 6)):
-    recording = Recording(model.config, Watch(kept, ("*",), positions=positions, clock=True), torch.device("cpu"))
+    recording = Recording(model.config, Watch(kept, ("*",), positions=positions, clock=True))
     cache, start = KVCache(model.config.num_hidden_layers), 0
     for step, chunks in enumerate(([5, 4], [1], [1])):
         tap = recording.begin(step, start, start + sum(chunks))

@@ -22,7 +22,7 @@ def bare(session: Session, prompt: Prompt, count: int) -> Seen:
 def tapped(session: Session, prompt: Prompt, count: int) -> Seen:
     """The loop alone with the common values kept: what the other tools' loops do with theirs."""
     watch = Watch(keep=_WANTED, steps=range(1, count))
-    recording = Recording(session.model.config, watch, session.model.lm_head.weight.device)
+    recording = Recording(session.model.config, watch)
     return _with_values(_timed(_loop(session, prompt, count, recording)), session, recording, count)
 
 

@@ -2,12 +2,15 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from decodescope.errors import InputError
 from decodescope.models import ModelFiles, Report, describe, find_model, hash_model, silent
+
+if TYPE_CHECKING:
+    from decodescope.model.weights import Weights
 
 CONTEXTS = (4096, 32768, 131072)
 
@@ -126,29 +129,32 @@ def tokenize(
 
 def model_card(model: str | None, config_file: Path | None, report: Report = silent) -> ModelCard:
     """The table of a model from its configuration, and of its files where it has some."""
-    from decodescope.model.config import read_config
+    from decodescope.model.random_weights import RandomWeights
     from decodescope.model.weights import open_weights
 
+    resident = psutil.Process().memory_info().rss  # before vocabularies are read
     if config_file is not None:
-        return _card(read_config(config_file), {})
+        return _card(RandomWeights(config_file), {}, resident)
     weights = open_weights(_found(model or "starter", report).path)
-    return _card(weights.config, weights.stored_bytes())
+    return _card(weights, weights.stored_bytes(), resident)
 
 
-def _card(config: Any, stored: dict[str, int]) -> ModelCard:
+def _card(weights: "Weights", stored: dict[str, int], resident_bytes: int) -> ModelCard:
     from decodescope.model import cost
+    from decodescope.model.footprint import process_bytes, what_fits
 
+    config, memory = weights.config, psutil.virtual_memory()
     parameters = cost.count_parameters(config)
-    weights = cost.weight_bytes(config)
-    per_token = {name: cost.kv_bytes_per_token(config, size) for name, size in cost.CACHE_DTYPES.items()}
-    memory = psutil.virtual_memory()
+    per_token = {name: cost.kv_bytes_per_token(config, *sizes) for name, sizes in cost.CACHE_FORMATS.items()}
+    process = process_bytes(resident_bytes, config, vocabulary_read=False)
+    fit = what_fits(weights, process, (memory.total, memory.available), stored=bool(stored))
     return ModelCard(
         config=asdict(config),
         parameters={"total": parameters.total, "non_embedding": parameters.non_embedding, **asdict(parameters)},
-        weight_bytes=weights,
+        weight_bytes={name: row["weight_bytes"] for name, row in fit["dtypes"].items()},
         stored_bytes=stored,
         kv_bytes_per_token=per_token,
         kv_bytes_at={name: {length: per * length for length in CONTEXTS} for name, per in per_token.items()},
         gqa_saving=config.num_attention_heads / config.num_key_value_heads,
-        fit=cost.fit(config, memory.total, memory.available),
+        fit=fit,
     )

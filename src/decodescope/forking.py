@@ -1,17 +1,16 @@
 """What a fork takes over from the run it leaves: its settings, its tokens so far, its random numbers."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from decodescope.errors import InputError
 from decodescope.observe.description import settings_of
 from decodescope.options import RunOptions
 from decodescope.sampling.params import SamplingParams
-from decodescope.trace.records import GUARDS, Run, Setting, Step, Trace
-
-DTYPE = "dtype"  # a setting of forks that were computed in another one than the run
+from decodescope.trace.records import GUARDS, HELD, Run, Setting, Step, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,11 @@ def forked_options(trace: Trace, step: int) -> RunOptions:
     )
 
 
-def plan_fork(trace: Trace, step: int, params: SamplingParams, options: RunOptions, dtype: str) -> ForkPlan:
-    """What a fork at `step` starts from, under settings that may differ from the run's; `dtype` is the model's."""
+def plan_fork(
+    trace: Trace, step: int, params: SamplingParams, options: RunOptions, held: Mapping[str, Any]
+) -> ForkPlan:
+    """What a fork at `step` starts from, under settings that may differ from the run's; `held` are the forms that
+    the model at hand has (the fields of `Run` in HELD)."""
     if params.seed is None and not params.is_greedy:  # told, so that the fork can be repeated
         params = replace(params, seed=secrets.randbits(32))
     root, kept = trace.root or trace.run, trace.path()[:step]
@@ -56,10 +58,9 @@ def plan_fork(trace: Trace, step: int, params: SamplingParams, options: RunOptio
     differing = [each for each in told if each != known.get(each.name)]
     if GUARDS in known and not options.guards:
         differing.append(Setting(GUARDS, "", "command line"))
-    if dtype != root.dtype:
-        differing.append(Setting(DTYPE, dtype, "command line"))
+    differing += [Setting(name, held[name], "command line") for name in HELD if held[name] != getattr(root, name)]
     return ForkPlan(
-        run=replace(trace.run, settings=settings, stop_strings=options.stop, dtype=dtype),
+        run=replace(trace.run, settings=settings, stop_strings=options.stop, **held),
         params=params,
         generated=tuple(each.token_id for each in kept),
         settings=tuple(differing),

@@ -35,6 +35,7 @@ class Limits:
     use_cache: bool = True
     prefill_chunk: int = 512  # positions per pass; bounds the memory of a long prompt
     every_logit: bool = False  # also of positions that no token is chosen from
+    cache_dtype: torch.dtype | None = None  # of keys and values; None: as they come
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Decoding:
         self._joint = all(row.prompt == self._rows[0].prompt for row in self._rows)  # until they part
         self._trunk = NOTHING  # what a batch read as one row
         self.cache = self._usable(past)
-        self._device = model.lm_head.weight.device
+        self._device = model.device
         self._logits: Tensor | None = None  # B V, of the active rows
         self.tap: Tap | None = None  # looks at every pass
         self.on_prefill: Callable[[int, int], None] | None = None  # told (positions done, positions in all)
@@ -249,7 +250,7 @@ class Decoding:
     def _usable(self, past: Past) -> KVCache:
         """The past's cache as far as it holds our sequence, but for the last token: its logits are wanted."""
         if past.cache is None or not self._joint or not self.limits.use_cache:
-            return KVCache(self.model.config.num_hidden_layers)
+            return KVCache(self.model.config.num_hidden_layers, self.limits.cache_dtype)
         ids = self._rows[0].ids
         past.cache.truncate(common_length(past.ids, ids[:-1]))
         return past.cache

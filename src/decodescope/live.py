@@ -9,6 +9,7 @@ from decodescope.errors import DecodescopeError, ResourceError
 from decodescope.generate import Decoded, Decoding, Past
 from decodescope.model.kv_cache import KVCache
 from decodescope.model.memory import held_bytes, is_out_of_memory
+from decodescope.model.placement import devices_of
 from decodescope.observe.clock import Stopwatch, memory_now
 from decodescope.observe.recorder import Measured, RowRecorder
 from decodescope.observe.recording import Recording
@@ -32,7 +33,7 @@ class LiveRun:
     ) -> None:
         self._decoding, self._recorders = decoding, recorders
         self._recording = recording
-        self._watch = Stopwatch(decoding.model.lm_head.weight.device)
+        self._watch, self._devices = Stopwatch(decoding.model.device), devices_of(decoding.model)
         self._newest: Decoded | None = None
         self._measured: Measured | None = None
         self._reins = [Reins(decoding, row, each) for row, each in enumerate(guards)]
@@ -159,7 +160,7 @@ class LiveRun:
         held = self._held()
         with self._watch.section("sample"):
             choices = self._decoding.choose()
-        seconds, memory = self._watch.seconds, memory_now(self._watch.device)
+        seconds, memory = self._watch.seconds, memory_now(*self._devices)
         return [(d, Measured(held[d.row], seconds["forward"], seconds["sample"], memory)) for d in choices]
 
     @contextmanager

@@ -3,35 +3,40 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
-
-import torch
+from typing import Any, Self
 
 from decodescope.errors import InputError
-from decodescope.model.checkpoint import Progress, load_model, torch_device, torch_dtype
+from decodescope.loading import Loading
+from decodescope.model.checkpoint import Progress
+from decodescope.model.streaming import layers_on_disk
+from decodescope.model.weights import Weights
 from decodescope.models import ModelFiles, Report, find_model, silent
 from decodescope.observe.recorder import Speller
 from decodescope.sampling.checkpoint import read_checkpoint_settings
 from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
 from decodescope.text.messages import Message, read_messages, read_prompts, with_system
-from decodescope.text.tokenizer import open_tokenizer
+from decodescope.text.tokenizer import Tokenizer, open_tokenizer
 from decodescope.trace.records import Run
 
-MOST_THREADS = 1024
 _MOST_OFFERED = 12  # parts of a text that is several tokens
 Prompts = list[Prompt]
+ON_DISK = "note.layers_on_disk"
 
 
 class OpenModel:
     """What a session holds open: `files`, `model`, `weights`, `tokenizer`, the checkpoint's `settings`."""
 
-    def __init__(self, files: ModelFiles, dtype: str | None, device: str, progress: Progress | None) -> None:
-        self.files = files
+    def __init__(self, files: ModelFiles, loading: Loading, report: Report, progress: Progress | None) -> None:
+        self.files, self.loading, self.weights = files, loading, loading.weights(files.path)
         with ThreadPoolExecutor(1) as beside:  # the vocabulary is read while the weights are
             tokenizer = beside.submit(open_tokenizer, files.path)
-            self.model, self.weights = load_model(files.path, dtype, device, progress)
+            if loading.random_weights:
+                self.files = _random_files(files, tokenizer.result(), self.weights)
+            if loading.max_memory_bytes is not None:
+                tokenizer.result()  # what it takes counts
+            self.model = loading.load(self.weights, report, progress)
             self.tokenizer = tokenizer.result()
-        self.settings = read_checkpoint_settings(files.path)
+        self.settings = read_checkpoint_settings(self.files.path)
         self.spell = Speller(self.tokenizer)
 
     @classmethod
@@ -39,29 +44,38 @@ class OpenModel:
         cls,
         model: str = "starter",
         *,
-        dtype: str | None = None,
-        device: str = "cpu",
-        threads: int | None = None,
         report: Report = silent,
         progress: Progress | None = None,
+        **loading: Any,
     ) -> Self:
         """Find (or fetch) and load a model: see `models.find_model` for what `model` may be.
 
-        `threads` is torch's number of threads, for the whole process. Raises InputError.
+        How it is held is said by the names of `Loading`: `Session.open("starter", dtype="bfloat16")`. Raises
+        InputError.
         """
-        if threads is not None and not 1 <= threads <= MOST_THREADS:
-            raise InputError("threads", value=threads, most=MOST_THREADS)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        if dtype is not None:
-            torch_dtype(dtype)
-        torch_device(device)
-        return cls(find_model(model, report), dtype, device, progress)
+        how = Loading(**loading)
+        return cls(find_model(model, report), how, report, progress)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of a run with such a model should know: catalogue keys."""
+        made_up, count = self.loading.random_weights is not None, layers_on_disk(self.model)
+        return ("note.random_weights",) * made_up + (f"{ON_DISK}:{count}",) * bool(count)
 
     @property
     def dtype(self) -> str:
         """What the model computes in: float32, bfloat16 or float16."""
-        return str(self.model.lm_head.weight.dtype).removeprefix("torch.")
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def cache_dtype(self) -> str | None:
+        """What a KV cache holds where that is not `dtype`: a name in `model.cache_formats`."""
+        return None if self.loading.cache_dtype == self.dtype else self.loading.cache_dtype
+
+    @property
+    def held(self) -> dict[str, str | None]:
+        """The forms that runs with this model have: the fields of `Run` in `trace.records.HELD`."""
+        return {"dtype": self.dtype, "cache_dtype": self.cache_dtype, "weights": self.model.held_as}
 
     def prompt(self, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
         """A prompt as it goes in: through the chat template where the model has one (`chat` None), or raw.
@@ -130,3 +144,12 @@ class OpenModel:
             if max(ids) >= rows:
                 raise InputError("run.id_outside", id=max(ids), rows=rows)
         return context - max(map(len, sequences))
+
+
+def _random_files(files: ModelFiles, tokenizer: Tokenizer, weights: Weights) -> ModelFiles:
+    """What stands for the files of a random model. Raises InputError where it has no rows for some ids."""
+    config, size = weights.path, tokenizer.size
+    if size > weights.config.vocab_size:
+        rows = weights.config.vocab_size
+        raise InputError("random.vocabulary", model=files.name, size=size, config=config, rows=rows)
+    return ModelFiles(str(config), config, "random", None, None, sum(weights.stored_bytes().values()))

@@ -63,6 +63,22 @@ SITES = (
 BY_NAME = {site.name: site for site in SITES}
 
 
+@runtime_checkable
+class Floats(Protocol):
+    """A tensor, or something held in another form that can be read as one."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the tensor."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+
+    def float(self) -> Tensor:
+        """All of it in float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attended:
     """What went into the fused kernel of one layer and what came out: scores and pattern are recomputed from it.
@@ -72,8 +88,8 @@ class Attended:
     """
 
     q_rot: Float[Tensor, "B H T d"]
-    keys: Float[Tensor, "B K S d"]
-    values: Float[Tensor, "B K S d"]
+    keys: Floats  # B K S d, as they are held
+    values: Floats  # B K S d
     z: Float[Tensor, "B H T d"]
     visible: Bool[Tensor, "b 1 T S"] | None
 

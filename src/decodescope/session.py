@@ -79,7 +79,7 @@ class Session(OpenModel):
         self._newest = None  # its memory is free before the next run's is taken
         decoding, samplers = self._decoding([prompt.ids for prompt in prompts], params, limits, past)
         notes = ("note.context_limit",) * (room < options.max_new_tokens) + ("note.observed",) * bool(recording)
-        common = describe_run(self.files, self.model, limits, options.stop, notes)
+        common = describe_run(self.files, self.model, limits, options.stop, self.notes + notes)
         runs = [for_row(common, *row, options.guards) for row in zip(prompts, samplers, strict=True)]
         written = zip(runs, _writers(options.save, runs), strict=True)
         recorders = [RowRecorder(run, self.spell, options.detail, writer) for run, writer in written]
@@ -98,7 +98,7 @@ class Session(OpenModel):
         All share the past in one memory. Raises InputError before any work is done.
         """
         self.check_same_model(trace.run)
-        plan = plan_fork(trace, step, self.params(options), options, self.dtype)
+        plan = plan_fork(trace, step, self.params(options), options, self.held)
         prompt = [token.token_id for token in trace.run.prompt_tokens]
         room = self.room([[*prompt, *plan.generated]])
         limits = self._limits(options, step + min(options.max_new_tokens, room))
@@ -126,8 +126,7 @@ class Session(OpenModel):
         """Look inside the run that is started next: keep `sites` whole and sum `summarise` up (patterns such as
         `layers.*.resid_post`, see `observe.selection.select`), in `steps` or in all. Raises InputError.
         """
-        watch = Watch(sites, summarise, steps, budget_bytes=budget_bytes)
-        with self.watching(watch) as recording:
+        with self.watching(Watch(sites, summarise, steps, budget_bytes=budget_bytes)) as recording:
             yield recording
 
     @contextmanager
@@ -135,7 +134,7 @@ class Session(OpenModel):
         """`observe`, with everything that can be watched. Raises InputError inside another one."""
         if self._recording is not None:
             raise InputError("observe.nested")
-        recording = self._recording = Recording(self.model.config, watch, self.model.lm_head.weight.device)
+        recording = self._recording = Recording(self.model.config, watch)
         try:
             yield recording
         finally:
@@ -154,7 +153,8 @@ class Session(OpenModel):
 
     def _limits(self, options: RunOptions, most: int) -> Limits:
         stop_ids = frozenset() if options.ignore_eos else self.tokenizer.end_ids
-        return Limits(most, stop_ids, options.use_cache, every_logit=options.every_logit)
+        every, held = options.every_logit, self.loading.cache_format
+        return Limits(most, stop_ids, options.use_cache, every_logit=every, cache_dtype=held)
 
     def _decoding(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], limits: Limits, past: Past

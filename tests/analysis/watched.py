@@ -17,7 +17,7 @@ def watched_pass(folder: Path, dtype: str, tokens: int = 12) -> tuple[CausalLM, 
     model, _ = load_model(folder, dtype)
     ids = torch.randint(model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(5))
     kept = ("embed", "z", "attn_out", "mlp_out", "resid_post")
-    recording = Recording(model.config, Watch(kept), torch.device("cpu"))
+    recording = Recording(model.config, Watch(kept))
     tap = recording.begin(0, 0, tokens, True)
     logits = model(ids, every_logit=True, tap=tap)
     recording.end()

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from decodescope import read_trace
+from decodescope.model.cache_formats import Stored
 from decodescope.model.kv_cache import KVCache
 from decodescope.trace.store import TraceWriter
 from tiny_model import make_tiny_model
@@ -126,7 +127,9 @@ def test_a_planted_fault_is_found_and_is_the_exit_code(cli, run, monkeypatch):
 
     def spoilt(cache: KVCache) -> KVCache:
         child = whole(cache)
-        child._stems = [[(keys * 1.05, values) for keys, values in pairs] for pairs in child._stems]
+        child._stems = [
+            [(Stored(keys.numbers * 1.05), values) for keys, values in pairs] for pairs in child._stems
+        ]
         return child
 
     monkeypatch.setattr(KVCache, "fork", spoilt)

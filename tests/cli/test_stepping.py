@@ -154,7 +154,7 @@ def changed_model(folder: Path, change: Callable[[dict[str, torch.Tensor]], None
 
 def test_a_non_finite_value_that_the_logits_do_not_show_pauses_the_run(cli, tmp_path, monkeypatch):
     def overflow(weights: dict[str, torch.Tensor]) -> None:
-        """`Q` carries 60,000 in its first unit, to which the last MLP adds more than float16 can hold."""
+        """`Q` is nothing but its first unit, from which the last MLP makes more than float32 can hold."""
         weights["model.embed_tokens.weight"][ord("Q") - 33, 0] = 60_000
         last = "model.layers.1.mlp."
         for name in ("gate_proj", "up_proj"):
@@ -162,15 +162,14 @@ def test_a_non_finite_value_that_the_logits_do_not_show_pauses_the_run(cli, tmp_
             weights[f"{last}{name}.weight"][0, 0] = 1
         weights["model.layers.1.post_attention_layernorm.weight"][0] = 1
         weights[f"{last}down_proj.weight"][0] = 0
-        weights[f"{last}down_proj.weight"][0, 0] = 2_000
+        weights[f"{last}down_proj.weight"][0, 0] = 1e38
 
     model = changed_model(tmp_path / "model", overflow)
     monkeypatch.setattr("sys.stdin", io.StringIO("c\n"))
-    half = ("--dtype", "float16", "--ignore-eos", "-n", "4")
-    done = cli("run", "aQb", "--raw", "-m", model, *half, "--break", "nonfinite")
+    done = cli("run", "aQb", "--raw", "-m", model, "--ignore-eos", "-n", "4", "--break", "nonfinite")
     assert done.code == 0
     assert pauses(done.out) == [0]
-    assert re.search(r"paused at step 0: nonfinite \(inf in layers\.1\.resid_post at position 1\)", done.out)
+    assert re.search(r"paused at step 0: nonfinite \(inf in layers\.1\.mlp_out at position 1\)", done.out)
 
 
 def test_non_finite_logits_end_the_run_as_a_finding_that_names_the_place(cli, tmp_path, monkeypatch):

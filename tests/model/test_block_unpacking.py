@@ -81,6 +81,27 @@ def test_the_real_chunk_size_ends_in_the_right_place(block_type):
     assert_bits(unpacked(blocks, block_type), reference(blocks, block_type))
 
 
+def test_nf4_is_each_values_level_times_the_blocks_largest_magnitude():
+    blocks = np.random.default_rng(5).integers(0, 256, (60, 34), np.uint8)
+    blocks[0, :2] = (0x00, 0x7C)  # infinity: its zeros are NaN
+    found = torch.empty(60 * 64)
+    unpack_into(found, torch.from_numpy(blocks), "NF4")
+    largest = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    levels = np.concatenate((blocks[:, 2:] & 15, blocks[:, 2:] >> 4), axis=1)
+    with np.errstate(all="ignore"):
+        expected = gguf_blocks.NF4_LEVELS.numpy()[levels] * largest
+    assert_bits(found, torch.from_numpy(expected).flatten())
+
+
+def test_nf4s_levels_are_even_quantiles_of_the_normal_distribution():
+    """Eight from -1 to 0 and nine from 0 to 1, zero once: QLoRA's construction, its offset of 0.9677083."""
+    normal = torch.distributions.Normal(0.0, 1.0)
+    above = normal.icdf(torch.linspace(0.9677083, 0.5, 9, dtype=torch.float64))[:-1]
+    below = -normal.icdf(torch.linspace(0.9677083, 0.5, 8, dtype=torch.float64))[:-1]
+    levels = torch.cat((below, torch.zeros(1, dtype=torch.float64), above.flip(0)))
+    assert torch.allclose((levels / levels.max()).float(), gguf_blocks.NF4_LEVELS, atol=2e-7)
+
+
 def test_the_comparison_sees_one_wrong_bit():
     blocks = random_blocks("Q4_K", 150)
     found = unpacked(blocks, "Q4_K")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodescope.errors import InputError
+from decodescope.locale import set_language
 from decodescope.model.config import ModelConfig, parse_config, read_config
 from decodescope.model.cost import count_parameters, kv_bytes_per_token, weight_bytes
 from families import BY_NAME, Family
@@ -142,8 +143,44 @@ def test_layer_types_that_do_not_fit_are_refused(kinds):
     assert fault({**KEYS, "layer_types": kinds}).key == "config.unsupported"
 
 
-def test_a_quantised_checkpoint_is_refused_as_such():
-    assert fault({**KEYS, "quantization_config": {"quant_method": "gptq", "bits": 4}}).key == "config.quantized"
+# As they stand in published checkpoints.
+QUANTISED = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 128}}},
+    },
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("method", QUANTISED)
+def test_a_quantised_checkpoint_is_refused_by_its_method_and_with_the_way_to_do_it(method, language):
+    set_language(language)
+    error = fault({**KEYS, "quantization_config": QUANTISED[method]})
+    assert error.key == "config.quantized"
+    assert method in str(error) and "--quantize int8" in str(error) and "GGUF" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [({"compression_config": QUANTISED["compressed-tensors"]}, "compressed-tensors"),
+     ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "bitsandbytes"),
+     ({"quantization_config": {"quant_method": "a" * 500}}, "aaa..."), ({"quantization_config": {"bits": 3}}, "3"),
+     ({"quantization_config": "gptq"}, "gptq"), ({"quantization_config": ["awq"]}, "awq"), ({"quantization_config": 4}, "4")],
+    ids=str,
+)  # fmt: skip
+def test_other_ways_of_saying_that_a_checkpoint_is_quantised_are_understood(keys, named):
+    error = fault({**KEYS, **keys})
+    assert error.key == "config.quantized" and named in str(error)
+
+
+@pytest.mark.parametrize("nothing", [None, {}, False])
+def test_a_checkpoint_that_says_it_is_not_quantised_is_taken(nothing):
+    assert parse_config({**KEYS, "quantization_config": nothing}) == parse_config(KEYS)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", "proportional", 5, [], {}])

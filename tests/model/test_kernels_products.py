@@ -1,11 +1,9 @@
 """Products that read stored weights: every format, every way through the C code, and the portable fallback."""
 
 import os
-import platform
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decodescope.formats.gguf import BLOCK_TYPES
 from decodescope.model import kernels
-from decodescope.model.gguf_blocks import unpack_into
+from decodescope.model.gguf_blocks import BLOCK_SIZES, unpack_into
 from decodescope.model.kernels import Arena, Packed, product, row_bytes, unpack_rows
-from decodescope.model.kernels.build import FLAGS, build
 from decodescope.model.kernels.compiled import MOST_ROWS, Library
 from decodescope.model.kernels.packed import FORMATS
 from decodescope.model.kernels.products import _by_tiles
 
 pytestmark = pytest.mark.full  # until the model uses them
 
-VALUES = {name: values for name, values, _ in BLOCK_TYPES.values()}
+VALUES = {name: values for name, (values, _) in BLOCK_SIZES.items()}
 HALVES = {
     "Q4_0": [0],
     "Q4_1": [0, 2],
@@ -35,14 +31,9 @@ HALVES = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "NF4": [0],
 }
 DENSE = (torch.float32, torch.bfloat16, torch.float16)
-ON_X86 = platform.machine() == "x86_64"
-LESS = {
-    "lanes": ("-march=native", "-mno-avx512vnni") if ON_X86 else ("-march=native",),
-    "avx2": ("-mavx2", "-mfma", "-mf16c") if ON_X86 else (),
-    "plain": (),
-}
 compiled = pytest.mark.skipif(
     kernels.available().instructions is None, reason="needs a C compiler; ends where there is one"
 )
@@ -78,23 +69,6 @@ def assert_product(found: Tensor, x: Tensor, weight: Tensor) -> None:
     norms = x.double().norm(dim=1)[:, None] * weight.double().norm(dim=1)
     assert found.shape == exact.shape and found.dtype == torch.float32
     assert ((found - exact).abs() <= 4e-7 * norms).all()
-
-
-@pytest.fixture(scope="module", params=["native", *LESS])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    if request.param == "native":
-        flags = FLAGS
-    else:
-        flags = ("-O1", *LESS[request.param], *(f for f in FLAGS if f not in ("-O3", "-march=native")))
-    if request.param == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
-        pytest.skip("needs AVX2; ends on such a machine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DECODESCOPE_CACHE", str(tmp_path_factory.mktemp("built")))
-        built = build(flags)
-    if built.reason == "no_compiler":
-        pytest.skip("needs a C compiler; ends where there is one")
-    assert built.path, built.detail
-    return Library(built.path)
 
 
 def test_each_way_through_is_compiled(library: Library, request: pytest.FixtureRequest):

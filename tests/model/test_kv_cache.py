@@ -1,4 +1,5 @@
-"""The cache against a plain model of it: per batch row a list of position labels; forks never meet again."""
+"""The cache against a plain model of it, in every format: per batch row a list of position labels; forks never meet
+again."""
 
 import hypothesis.strategies as st
 import pytest
@@ -6,24 +7,52 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from decodescope.model.cache_formats import FORMATS, Held
 from decodescope.model.kv_cache import KVCache
 
-LAYERS, HEADS, SIZE = 2, 3, 2
+LAYERS, HEADS, SIZE = 2, 3, 4
+NUMBERS = torch.randn(
+    8192, LAYERS, 2, HEADS, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+)
+# How far keys in bytes, held less their centre, may be from what they were: others are farther away.
+NEAR = {torch.float8_e4m3fn: 0.5, torch.int8: 0.06}
+LARGEST = {torch.float8_e4m3fn: 448, torch.int8: 127}
+EVERY_FORMAT = pytest.mark.parametrize("held", [None, *FORMATS.values()], ids=str)
+
+
+def rounded(values: torch.Tensor, held: torch.dtype | None) -> torch.Tensor:
+    """What a format makes of values [..., d], position by position and head by head."""
+    if held not in LARGEST:
+        return values.to(held or values.dtype)
+    scale = (values.float().abs().amax(-1, keepdim=True) / LARGEST[held]).clamp(min=1e-38)
+    numbers = values.float() / scale
+    return (numbers.round() if held == torch.int8 else numbers).to(held).float() * scale
 
 
 def entries(labels: list[list[int]], layer: int, values: bool = False) -> torch.Tensor:
-    """[B, K, T, d] in which every number is told by row's label, layer, kind, head and dimension."""
-    base = torch.tensor(labels, dtype=torch.float64)[:, None, :, None] * 64 + layer * 32 + values * 16
-    return base + torch.arange(HEADS)[:, None, None] * 4 + torch.arange(SIZE)
+    """[B, K, T, d] in which every vector is told by row's label, layer, kind and head."""
+    at = torch.tensor(labels, dtype=torch.long) % len(NUMBERS)  # B T
+    return NUMBERS[at, layer, int(values)].transpose(1, 2)
 
 
 class Forks(RuleBasedStateMachine):
     """Any number of caches, forked from one another, each beside the rows of labels it ought to hold."""
 
+    held: torch.dtype | None = None
+    position_bytes = 2 * LAYERS * HEADS * SIZE * 8
+
     def __init__(self) -> None:
         super().__init__()
-        self.pairs: list[tuple[KVCache, list[list[int]]]] = [(KVCache(LAYERS), [[], []])]
+        self.pairs: list[tuple[KVCache, list[list[int]]]] = [(KVCache(LAYERS, self.held), [[], []])]
         self.label = 0
+
+    def assert_holds(self, found: torch.Tensor, rows: list[list[int]], layer: int, values: bool = False) -> None:
+        exact, found = entries(rows, layer, values), found.expand(len(rows), -1, -1, -1)
+        if self.held in NEAR and not values:
+            assert ((found - exact).abs() <= NEAR[self.held]).all()
+            return
+        assert found.dtype == rounded(exact, self.held).dtype
+        assert torch.equal(found, rounded(exact, self.held))
 
     def pick(self, index: int) -> tuple[KVCache, list[list[int]]]:
         return self.pairs[index % len(self.pairs)]
@@ -39,8 +68,8 @@ class Forks(RuleBasedStateMachine):
         for layer in range(LAYERS):
             keys, values = cache.append(layer, entries(new, layer), entries(new, layer, values=True))
             whole = [row + more for row, more in zip(rows, new, strict=True)]
-            assert torch.equal(keys, entries(whole, layer))
-            assert torch.equal(values, entries(whole, layer, values=True))
+            self.assert_holds(keys.plain(), whole, layer)
+            self.assert_holds(values.plain(), whole, layer, values=True)
         cache.advance(count)
         for row, more in zip(rows, new, strict=True):
             row.extend(more)
@@ -84,19 +113,41 @@ class Forks(RuleBasedStateMachine):
                 continue
             for layer in range(LAYERS):
                 keys, values = cache.layer(layer)
-                assert torch.equal(keys.expand(len(rows), -1, -1, -1), entries(rows, layer))
-                assert torch.equal(values.expand(len(rows), -1, -1, -1), entries(rows, layer, values=True))
-            assert cache.position_bytes == 2 * LAYERS * HEADS * SIZE * 8
+                self.assert_holds(keys, rows, layer)
+                self.assert_holds(values, rows, layer, values=True)
+            assert cache.position_bytes == self.position_bytes
             assert cache.used_bytes <= len(rows) * cache.position_bytes * cache.length
             assert cache.allocated_bytes == cache.own_bytes + cache.shared_bytes
 
 
-TestForks = Forks.TestCase
-TestForks.settings = settings(max_examples=60, stateful_step_count=25, derandomize=True, deadline=None)
+class ForksInHalf(Forks):
+    held, position_bytes = torch.bfloat16, 2 * LAYERS * HEADS * SIZE * 2
 
 
-def filled(positions: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> KVCache:
-    cache = KVCache(4)
+class ForksInFloat8(Forks):
+    held, position_bytes = torch.float8_e4m3fn, 2 * LAYERS * HEADS * (SIZE + 4)
+
+
+class ForksInInt8(Forks):
+    held, position_bytes = torch.int8, 2 * LAYERS * HEADS * (SIZE + 4)
+
+
+def case(machine: type[Forks], examples: int) -> type:
+    found = machine.TestCase
+    found.settings = settings(max_examples=examples, stateful_step_count=25, derandomize=True, deadline=None)
+    return found
+
+
+TestForks = case(Forks, 60)
+TestForksInHalf, TestForksInFloat8, TestForksInInt8 = (
+    case(machine, 12) for machine in (ForksInHalf, ForksInFloat8, ForksInInt8)
+)
+
+
+def filled(
+    positions: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1, held: torch.dtype | None = None
+) -> KVCache:
+    cache = KVCache(4, held)
     append(cache, positions, dtype, batch)
     return cache
 
@@ -115,6 +166,75 @@ def test_used_bytes_follow_the_formula(dtype, width, batch):
     assert cache.used_bytes == 2 * 4 * batch * 2 * 8 * width * 11
     cache.truncate(4)
     assert cache.used_bytes == 2 * 4 * batch * 2 * 8 * width * 4
+
+
+@pytest.mark.parametrize(
+    ("held", "vector_bytes"), list(zip(FORMATS.values(), (32, 16, 16, 12, 12), strict=True)), ids=str
+)
+def test_used_bytes_follow_the_formula_in_every_format(held, vector_bytes):
+    cache = filled(11, torch.float32, 3, held)
+    assert cache.position_bytes == 2 * 4 * 2 * vector_bytes
+    assert cache.used_bytes == 3 * 11 * cache.position_bytes
+    assert cache.allocated_bytes == 3 * 256 * cache.position_bytes
+    measured = {
+        tensor.data_ptr(): tensor for each in cache.held(0) for part in each.stretches for tensor in part.tensors
+    }
+    assert sum(tensor.untyped_storage().nbytes() for tensor in measured.values()) == cache.allocated_bytes // 4
+
+
+@EVERY_FORMAT
+def test_a_format_rounds_each_position_and_head_by_itself(held):
+    exact = torch.randn(2, 3, 9, 16) * torch.logspace(-6, 6, 9)[:, None]
+    cache = KVCache(1, held)
+    for part in exact.split([4, 1, 4], dim=2):
+        _, values = cache.append(0, part, part)
+        cache.advance(part.shape[2])
+    assert torch.equal(values.plain(), rounded(exact, held))
+    assert torch.equal(values.float(), values.plain().float())
+    assert (values.shape, values.device, values.positions) == (exact.shape, exact.device, 9)
+    worst = ((values.float() - exact).abs() / exact.abs().amax(-1, keepdim=True)).max()
+    within = {None: 0, torch.float32: 0, torch.float16: torch.inf}  # float16 overflows at 65504
+    assert worst <= within.get(held, 2**-4 if held == torch.float8_e4m3fn else 2**-7)
+
+
+@pytest.mark.parametrize(("held", "gain"), [(torch.float8_e4m3fn, 4), (torch.int8, 20)], ids=str)
+def test_channels_that_are_large_everywhere_cost_keys_no_precision(held, gain):
+    """As the biases of Qwen2.5 make them: beside them a scale alone would leave the other channels few steps."""
+    exact = torch.randn(1, 2, 40, 64)
+    exact[..., [3, 35]] += torch.tensor([200.0, -90.0])
+    cache = KVCache(1, held)
+    for part in exact.split([30] + [1] * 10, dim=2):
+        keys, _ = cache.append(0, part, part)
+        cache.advance(part.shape[2])
+    error, alone = ((each - exact).square().mean().sqrt() for each in (keys.plain(), rounded(exact, held)))
+    assert gain * error < alone
+
+
+@pytest.mark.parametrize("held", LARGEST, ids=str)
+@pytest.mark.parametrize("size", [1, 8, 24, 64, 80, 128])
+def test_queries_that_face_the_held_keys_have_the_keys_products(held, size):
+    q, exact = torch.randn(2, 4, 3, size), torch.randn(2, 4, 20, size) + 5
+    keys, _ = KVCache(1, held).append(0, exact, exact)
+    as_held = Held(keys.stretches).plain()  # no centre: the numbers times their scales
+    products, expected = keys.facing(q) @ as_held.mT, q @ keys.plain().mT
+    apart = products - expected
+    torch.testing.assert_close(apart, apart[..., :1].expand_as(apart), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("held", LARGEST, ids=str)
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_never_looks_like_a_number(held, fault):
+    exact = torch.randn(1, 2, 3, 4)
+    exact[0, 1, 1, 2] = fault
+    for each in KVCache(1, held).append(0, exact, exact):
+        broken = each.plain().isnan()
+        assert broken[0, 1, 1].all() and int(broken.sum()) == 4
+
+
+@pytest.mark.parametrize("held", LARGEST, ids=str)
+def test_zeros_stay_zeros(held):
+    keys, _ = KVCache(1, held).append(0, torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+    assert not keys.plain().any()
 
 
 def test_an_empty_cache_holds_nothing():

@@ -35,7 +35,7 @@ class Run:
 def run(model: CausalLM, prompt: list[int], watch: Watch | None = None, steps: int = 3, **limits: Any) -> Run:
     """Decode greedily, as a session does it."""
     decoding = Decoding(model, [prompt], [Sampler(SamplingParams())], Limits(steps, **limits))
-    recording = None if watch is None else Recording(model.config, watch, CPU)
+    recording = None if watch is None else Recording(model.config, watch)
     ids, logits = [], []
     while decoding.active:
         if recording is not None:
@@ -51,7 +51,7 @@ def run(model: CausalLM, prompt: list[int], watch: Watch | None = None, steps: i
 
 def one_pass(model: CausalLM, ids: list[int], watch: Watch) -> Recording:
     """A pass over a prompt with all its logits; nothing is chosen, so they may be no numbers."""
-    recording = Recording(model.config, watch, CPU)
+    recording = Recording(model.config, watch)
     model(torch.tensor([ids]), every_logit=True, tap=recording.begin(0, 0, len(ids), every_logit=True))
     recording.end()
     return recording

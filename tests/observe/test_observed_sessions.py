@@ -229,17 +229,22 @@ def test_the_first_nan_of_a_later_chunk_is_named_by_its_position(fresh):
     assert first.source is None and first.before is None
 
 
-def test_an_overflow_of_float16_is_named_with_the_value_before_it_and_the_limit(folder):
-    session = Session.open(str(folder), dtype="float16")
+def test_an_overflow_is_named_with_the_value_before_it_and_the_limit(folder):
+    session = Session.open(str(folder), dtype="bfloat16")
     mlp = session.model.model.layers[1].mlp
     for part in ("gate_proj", "up_proj"):
         linear = getattr(mlp, part)
-        linear.weight = torch.nn.Parameter(linear.weight * 200, requires_grad=False)
+        linear.weight = torch.nn.Parameter(linear.weight * 1e20, requires_grad=False)
     watch = Watch(["layers.1.act", "layers.1.up"], ALL)
     with session.watching(watch) as recording, pytest.raises(FindingError):
         session.run("Hi", max_new_tokens=1)
     first = recording.first_nonfinite
-    assert (first.layer, first.site, first.dtype, first.limit) == (1, "act", "float16", 65504.0)
+    assert (first.layer, first.site, first.dtype, first.limit) == (
+        1,
+        "act",
+        "bfloat16",
+        torch.finfo(torch.bfloat16).max,
+    )
     act, up = recording["layers.1.act"][0], recording["layers.1.up"][0]
     position, unit = torch.nonzero(~act.isfinite())[0].tolist()
     assert (first.position, first.index, first.value) == (position, (unit,), str(float(act[position, unit])))
@@ -260,7 +265,7 @@ def test_a_pass_after_which_nothing_could_be_chosen_is_saved_too(fresh, tmp_path
 
 @pytest.mark.parametrize(("back_to", "known"), [(2, True), (1, False), (0, False)])
 def test_what_was_no_number_on_a_branch_that_was_left_is_forgotten(session, back_to, known):
-    recording = Recording(session.model.config, Watch(summarise=["embed"]), torch.device("cpu"))
+    recording = Recording(session.model.config, Watch(summarise=["embed"]))
     for step, value in enumerate([0.0, torch.nan, 0.0]):
         recording.begin(step, step, step + 1)
         recording.receive("embed", None, torch.full((1, 1, 32), value))

@@ -91,7 +91,7 @@ def test_a_value_a_model_does_not_have_is_never_recorded(models):
     assert not {"q_norm", "k_norm"} & {site for site, _ in places(without.config)}
     assert {"q_norm", "k_norm"} <= {site for site, _ in places(having.config)}
     with pytest.raises(InputError, match="No site is called"):
-        Recording(without.config, Watch(["q_norm"]), torch.device("cpu"))
+        Recording(without.config, Watch(["q_norm"]))
 
 
 def test_a_summary_for_every_site_and_step_in_the_order_of_computation(model):
@@ -176,7 +176,7 @@ def test_statistics_are_torchs_in_float64_of_the_unmasked_entries(tiny_folders, 
         if each.site in ("scores", "pattern"):
             assert (each.dtype, value.dtype) == ("float32", torch.float32)
         else:
-            assert each.dtype == dtype == str(value.dtype).removeprefix("torch.")
+            assert each.dtype == str(model.dtype).removeprefix("torch.") == str(value.dtype).removeprefix("torch.")
         assert each.shape == (1, *value.shape)
         stop = LENGTH + each.step
         assert_figures(each, expected_statistics(model, (each.site, each.layer), value, stop - value.shape[-2]))

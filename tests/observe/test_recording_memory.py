@@ -20,7 +20,7 @@ def kilobytes(name):
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 STEPS, KEEP = int(sys.argv[2]), sys.argv[3:]
-session = Session.open(sys.argv[1])
+session = Session.open(sys.argv[1], dtype="float32")
 session.run("春天", max_new_tokens=4, ignore_eos=True)  # what a run itself needs is there now
 Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident, from now on: proc(5)
 before = kilobytes("VmRSS:")

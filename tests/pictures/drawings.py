@@ -5,7 +5,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from decodescope.pictures import Curve, Matrix, Panel, Row, Texts, draw_atlas, draw_curves, draw_heat_map
+from decodescope.pictures import (
+    Bar,
+    Curve,
+    Matrix,
+    Panel,
+    Row,
+    Texts,
+    draw_atlas,
+    draw_bars,
+    draw_curves,
+    draw_heat_map,
+)
 
 NONE = Texts("")
 
@@ -30,7 +41,17 @@ def curves(path: Path, label: str = "cached", texts: Texts = NONE) -> tuple[str,
     return draw_curves(path, [Curve(label, x, x / 10), Curve("uncached", x, np.array([1, np.nan, 9]))], texts)
 
 
-DRAWINGS = {"heat map": lambda path: heat_map(path, ["用", "$a$", "_b"]), "atlas": atlas, "curves": curves}
+def bars(path: Path, texts: Texts = NONE) -> tuple[str, ...]:
+    rows = [Bar("batch of 1", 10, 9, 12, limit=20), Bar("transformers", 5, 5, 5)]
+    return draw_bars(path, [(rows, texts), (rows[1:], texts)])
+
+
+DRAWINGS = {
+    "heat map": lambda path: heat_map(path, ["用", "$a$", "_b"]),
+    "atlas": atlas,
+    "curves": curves,
+    "bars": bars,
+}
 
 
 def words(path: Path) -> list[str]:

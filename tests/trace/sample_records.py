@@ -56,6 +56,7 @@ RUNS = st.builds(
     prompt_tokens=tuples(PROMPT_TOKENS), settings=tuples(SETTING),
     stop_ids=tuples(COUNT), stop_strings=tuples(TEXT), max_new_tokens=COUNT, kv_bytes_per_token=COUNT,
     vocabulary=COUNT, versions=st.dictionaries(TEXT, TEXT, max_size=3), started_at=TEXT, notes=tuples(TEXT),
+    cache_dtype=maybe(TEXT),
 )  # fmt: skip
 CANDIDATES = st.builds(Candidate, COUNT, COUNT, TEXT, HEX, MEASURED, MEASURED, MEASURED, maybe(TEXT))
 SETTINGS = st.dictionaries(TEXT, VALUE | st.lists(VALUE, max_size=2), max_size=2)

@@ -337,7 +337,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM c) SEL
     ("script", "sentence"),
     [
         ("PRAGMA application_id = 0", "another program"),
-        ("PRAGMA user_version = 99", "saved by a newer decodescope .format 99, this one reads up to 3."),
+        ("PRAGMA user_version = 99", "saved by a newer decodescope .format 99, this one reads up to 4."),
         ("DROP TABLE stage", "damaged .sqlite_schema."),
         ("ALTER TABLE node ADD COLUMN more", "damaged .sqlite_schema."),
         (f"DROP TABLE note; CREATE VIEW note AS {ENDLESS} x AS ordinal, 'a' AS text FROM c", "damaged"),

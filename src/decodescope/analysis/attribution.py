@@ -23,7 +23,7 @@ def logit_directions(
     unembedding: Unembedding, token_ids: Sequence[int], resid: Float[Tensor, "P D"]
 ) -> Float[Tensor, "P D"]:
     """For each position the direction whose product with the stream `resid` is the logit of its token."""
-    rows = _exact(unembedding.head[list(token_ids)])  # P D
+    rows = torch.cat([_exact(unembedding.head[i : i + 1]) for i in token_ids])  # P D
     scale = unembedding.scale(_exact(resid))  # P
     return rows * _exact(unembedding.norm_weight) * scale[:, None]
 

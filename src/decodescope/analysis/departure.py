@@ -19,7 +19,7 @@ from decodescope.trace.site_records import SiteSummary
 # 1.6e-2 (bfloat16) and 2.8e-3 (float16): three times that. In float32 kernels agree within 1e-5: ten times that.
 TOLERANCES = {"float32": 1e-4, "float16": 8e-3, "bfloat16": 5e-2}
 _EXTREME = 4.0
-_STATED = ("model", "sha256", "architecture", "dtype", "device", "attention")
+_STATED = ("model", "sha256", "architecture", "dtype", "weights", "cache_dtype", "device", "attention")
 Key = tuple[int, int | None, str]
 
 
@@ -157,7 +157,8 @@ def _distance(here: float, there: float, scale: float) -> float:
 
 
 def _tolerance(here: Run, there: Run) -> float:
-    return max(TOLERANCES.get(run.dtype, TOLERANCES["bfloat16"]) for run in (here, there))
+    dtypes = {each for run in (here, there) for each in (run.dtype, run.cache_dtype or run.dtype)}
+    return max(TOLERANCES.get(each, TOLERANCES["bfloat16"]) for each in dtypes)
 
 
 def _differences(here: Run, there: Run) -> tuple[Difference, ...]:

@@ -7,6 +7,7 @@ Entropies and divergences are in nats: float32 logits, float64 log-softmax.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +18,37 @@ LOGITS_AT_ONCE = 2**26  # elements: 256 MiB
 _WEIGHTS_AT_ONCE = 2**24  # elements of a 16-bit head made float32 together: 64 MiB
 
 
+@runtime_checkable
+class Rows(Protocol):
+    """A matrix [V, D] that gives its rows dense, `head[start:stop]`: a tensor, or one held in fewer bits."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """V and D."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Some neighbouring rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unembedding:
     """What makes logits of a residual stream: the last norm's weight [D] and eps, and the head [V, D]."""
 
     norm_weight: Float[Tensor, " D"]
     eps: float
-    head: Float[Tensor, "V D"]
+    head: Rows
 
     def logits(self, resid: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
         """Logits in float32, on the CPU, whatever the dtype and device of stream and weights."""
         resid = resid.to(self.head.device, torch.float32)
         normed = self.norm_weight.float() * (resid * self.scale(resid)[:, None])  # in the run's order
         rows = max(_WEIGHTS_AT_ONCE // self.head.shape[1], 1)
-        return torch.cat([F.linear(normed, part.float()).cpu() for part in torch.split(self.head, rows)], dim=-1)
+        starts = range(0, self.head.shape[0], rows)
+        return torch.cat([F.linear(normed, self.head[at : at + rows].float()).cpu() for at in starts], dim=-1)
 
     def scale(self, resid: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
         """What the norm multiplies a stream with: 1 / sqrt(mean(x^2) + eps), in the dtype of `resid`."""

@@ -5,6 +5,7 @@ import typer
 import decodescope
 from decodescope.cli import options as o
 from decodescope.cli.attention import attention
+from decodescope.cli.bench import bench
 from decodescope.cli.fork import fork
 from decodescope.cli.forward import forward
 from decodescope.cli.kv import kv
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut Chinese lines short
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (run, fork, forward, lens, attention, kv, sample, tokens, model, pull, show, export):
+for command in (run, fork, forward, lens, attention, kv, sample, bench, tokens, model, pull, show, export):
     app.command()(command)
 
 

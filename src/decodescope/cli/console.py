@@ -63,6 +63,7 @@ class StderrReport:
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
+        self._told = ""  # the part of a long measurement that was told last
 
     def __call__(self, text: str, progress: tuple[int, int] | None = None, /) -> None:
         if progress is None:
@@ -89,6 +90,14 @@ class StderrReport:
         """A part of an experiment is done, in positions that went through the model."""
         if err().is_terminal:
             self._draw(t("kv.measuring"), done, total, MofNCompleteColumn())
+
+    def timing(self, part: str, done: int, total: int) -> None:
+        """A measurement is about to be made; without a terminal each part is told once."""
+        if err().is_terminal:
+            self._draw(part, done, total, MofNCompleteColumn())
+        elif part != self._told:
+            self._told = part
+            err().print(line((part, "dim")))
 
     def __enter__(self) -> Self:
         return self

@@ -27,6 +27,7 @@ Branches = Annotated[int | None, o.option("fork.branches", "--branches", metavar
 Depth = Annotated[int | None, o.option("fork.depth", "--depth", metavar="D")]
 Verify = Annotated[bool, o.option("fork.verify", "--verify")]
 Model = Annotated[str | None, o.option("fork.model", "--model", "-m", metavar="MODEL")]
+Quantize = Annotated[str | None, o.option("fork.quantize", "--quantize", metavar="none|int8|int4|nf4")]
 Dtype = Annotated[str | None, o.option("fork.dtype", "--dtype", metavar="float32|bfloat16|float16")]
 
 _LONGEST_ID = 18  # digits
@@ -57,6 +58,8 @@ def fork(
     model: Model = None,
     json: o.Json = False,
     dtype: Dtype = None,
+    cache_dtype: o.CacheDtype = None,
+    quantize: Quantize = None,
     device: o.Device = "cpu",
     threads: o.Threads = None,
     engine: o.Engine = "native",
@@ -73,11 +76,9 @@ def fork(
         opened = model or _model_of(trace.run, report)
         session = Session.open(
             opened,
-            dtype=dtype or trace.run.dtype,
-            device=device,
-            threads=threads,
             report=report,
             progress=report.loading,
+            **_loading(given, trace.run),
         )
         study = ForkStudy(session, trace, plan)
         try:
@@ -91,6 +92,25 @@ def fork(
 
 
 fork.__doc__ = t("help.fork")
+
+
+def _loading(given: dict[str, Any], run: Run) -> dict[str, Any]:
+    """How to hold the model: as the run did, where nothing else is asked for."""
+    asked = given["dtype"], given["quantize"]
+    if asked != (None, None):
+        dtype, quantize = asked
+    elif run.weights in (None, "float16"):
+        dtype, quantize = run.weights or run.dtype, None
+    else:
+        dtype, quantize = None, None if run.weights == "packed" else run.weights
+    cache_dtype = given["cache_dtype"] or run.cache_dtype
+    return {
+        "dtype": dtype,
+        "quantize": quantize or "none",
+        "cache_dtype": cache_dtype,
+        "device": given["device"],
+        "threads": given["threads"],
+    }
 
 
 def _read(folder: Path) -> Trace:

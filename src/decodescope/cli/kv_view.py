@@ -91,7 +91,7 @@ def _draw_costs(report: "CacheReport") -> None:
         table.add_column(f"{length // 1024}k{'*' if length > fit.context else ''}", justify="right")
     table.add_column("")
     for row in report.cache_dtypes:
-        mark = t("kv.in_use" if row.in_use else "kv.runs" if row.runs else "kv.only_formula")
+        mark = t("kv.in_use") if row.in_use else ""
         sizes = [binary_bytes(size) for size in row.bytes_at.values()]
         cells = (row.dtype, count(row.bytes_per_token), *sizes, mark)
         table.add_row(*(Text(cell, "bold" if row.in_use else "") for cell in cells))

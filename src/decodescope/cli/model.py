@@ -79,9 +79,9 @@ def _draw_costs(card: "ModelCard") -> None:
     memory = card.fit
     available, total = binary_bytes(memory["memory_available_bytes"]), binary_bytes(memory["memory_total_bytes"])
     _heading("weights", available=available, total=total)
-    for name, size in card.weight_bytes.items():
-        verdict = _verdict(memory["dtypes"].get(name))
-        out().print(line("  ", (f"{name:<14}", "dim"), f"{count(size):>16}  {binary_bytes(size):>11}  ", verdict))
+    for name, row in memory["dtypes"].items():
+        sizes = f"{count(row['weight_bytes']):>16}  {binary_bytes(row['needed_bytes']):>11}  "
+        out().print(line("  ", (f"{name:<14}", "dim"), sizes, _verdict(row)))
     context = card.config["max_position_embeddings"]
     _heading("cache", saving=f"{card.gqa_saving:g}")
     for name, per_token in card.kv_bytes_per_token.items():
@@ -90,9 +90,7 @@ def _draw_costs(card: "ModelCard") -> None:
     out().print(line(t("model.context", context=count(context))))
 
 
-def _verdict(fits: dict[str, Any] | None) -> str:
-    if fits is None:
-        return t("model.as_a_file")
+def _verdict(fits: dict[str, Any]) -> str:
     return t("model.fits" if fits["weights_fit"] else "model.does_not_fit", tokens=count(fits["tokens_left"]))
 
 

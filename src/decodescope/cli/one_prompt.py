@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodescope.cli.console import StderrReport, err, line
+from decodescope.cli.options import loading_of
 from decodescope.cli.run import read_prompt
 from decodescope.errors import InputError
 from decodescope.locale import translate as t
@@ -27,14 +28,7 @@ def opened(given: dict[str, Any]) -> Iterator[tuple["Session", "Prompt", StderrR
     from decodescope.session import Session
 
     with StderrReport() as report:
-        session = Session.open(
-            given["model"],
-            dtype=given["dtype"],
-            device=given["device"],
-            threads=given["threads"],
-            report=report,
-            progress=report.loading,
-        )
+        session = Session.open(given["model"], report=report, progress=report.loading, **loading_of(given))
         yield session, session.prompt(text, chat=given["chat"], system=given["system"]), report
 
 

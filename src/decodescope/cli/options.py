@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from decodescope.cli.units import memory_bytes
 from decodescope.locale import translate as t
 
 
@@ -17,8 +18,15 @@ def option(key: str, *names: str, **more: Any) -> Any:
 Model = Annotated[str, option("model", "--model", "-m", metavar="MODEL")]
 Lang = Annotated[str | None, option("lang", "--lang", metavar="en|zh")]
 Json = Annotated[bool, option("json", "--json")]
-Dtype = Annotated[str | None, option("dtype", "--dtype", metavar="float32|bfloat16|float16")]
+Dtype = Annotated[str | None, option("dtype", "--dtype", metavar="float32|bfloat16|float16|auto")]
+Quantize = Annotated[str, option("quantize", "--quantize", metavar="none|int8|int4|nf4")]
+CacheDtype = Annotated[
+    str | None, option("cache_dtype", "--cache-dtype", metavar="float32|bfloat16|float16|float8|int8")
+]
 Device = Annotated[str, option("device", "--device", metavar="NAME")]
+RandomWeights = Annotated[Path | None, option("random_weights", "--random-weights", metavar="CONFIG")]
+MaxMemory = Annotated[str | None, option("max_memory", "--max-memory", metavar="BYTES")]
+LayersOnDisk = Annotated[str, option("layers_on_disk", "--layers-on-disk", metavar="N|all")]
 Threads = Annotated[int | None, option("threads", "--threads", metavar="N")]
 Engine = Annotated[str, option("engine", "--engine", metavar="NAME")]
 
@@ -80,6 +88,16 @@ SAMPLING = (
 def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings among a command's values; None where the command line says nothing."""
     return {name: None if given[name] == [] else given[name] for name in SAMPLING}
+
+
+LOADING = ("dtype", "quantize", "cache_dtype", "device", "threads", "random_weights", "layers_on_disk")
+
+
+def loading_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How to hold the model, among a command's values. Raises InputError for a limit that is no size."""
+    limit = given.get("max_memory")
+    size = None if limit is None else memory_bytes(limit)
+    return {**{name: given[name] for name in LOADING}, "max_memory_bytes": size}
 
 
 def prompt_argument(key: str) -> Any:

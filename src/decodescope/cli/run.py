@@ -56,6 +56,11 @@ def run(
     keep_budget: o.KeepBudget = "1GiB",
     json: o.Json = False,
     dtype: o.Dtype = None,
+    quantize: o.Quantize = "none",
+    cache_dtype: o.CacheDtype = None,
+    random_weights: o.RandomWeights = None,
+    layers_on_disk: o.LayersOnDisk = "0",
+    max_memory: o.MaxMemory = None,
     device: o.Device = "cpu",
     threads: o.Threads = None,
     engine: o.Engine = "native",
@@ -67,9 +72,7 @@ def run(
 
     rules, run_options = _breaks(given), _run_options(given)
     with StderrReport() as report:
-        session = Session.open(
-            model, dtype=dtype, device=device, threads=threads, report=report, progress=report.loading
-        )
+        session = Session.open(model, report=report, progress=report.loading, **o.loading_of(given))
     if chat_loop:
         from decodescope.cli.chat_loop import talk
 

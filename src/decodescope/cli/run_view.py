@@ -34,7 +34,10 @@ def draw_header(run: Run) -> None:
 
 def draw_model(run: Run) -> None:
     """Which model, and where it came from."""
-    loaded = {"architecture": run.architecture, "dtype": run.dtype, "device": run.device}
+    dtype = t("run.header.weights", dtype=run.dtype, weights=run.weights) if run.weights else run.dtype
+    if run.cache_dtype:
+        dtype = t("run.header.cache", dtype=dtype, cache=run.cache_dtype)
+    loaded = {"architecture": run.architecture, "dtype": dtype, "device": run.device}
     out().print(line((t("run.header.model", model=run.model, **loaded), "bold")))
     source = translate_or(f"pull.source.{run.source}", run.source)
     out().print(line(t("run.header.origin", source=source, revision=run.revision or "-")))

@@ -29,7 +29,8 @@ Parquet = Annotated[Path | None, o.option("sample.parquet", "--parquet", metavar
 _OF_DECODING = {
     "prompt": "prompt", "chat": "--chat", "system": "--system", "stop": "--stop", "ignore_eos": "--ignore-eos",
     "save": "--save", "model": "--model", "max_new_tokens": "--max-new-tokens", "dtype": "--dtype",
-    "device": "--device", "threads": "--threads", "engine": "--engine",
+    "quantize": "--quantize", "cache_dtype": "--cache-dtype", "device": "--device", "threads": "--threads",
+    "engine": "--engine",
 }  # fmt: skip
 
 
@@ -50,6 +51,11 @@ def sample(
     image: o.Image = None,
     json: o.Json = False,
     dtype: o.Dtype = None,
+    quantize: o.Quantize = "none",
+    cache_dtype: o.CacheDtype = None,
+    random_weights: o.RandomWeights = None,
+    layers_on_disk: o.LayersOnDisk = "0",
+    max_memory: o.MaxMemory = None,
     device: o.Device = "cpu",
     threads: o.Threads = None,
     engine: o.Engine = "native",

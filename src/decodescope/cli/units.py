@@ -19,6 +19,11 @@ def percent(share: float) -> str:
     return f"{value:.{3 if value < 0.01 or value > 99.9 else 2 if value < 10 else 1}f} %"
 
 
+def share(value: float) -> str:
+    """A part of a limit that may be passed, in whole percent."""
+    return f"{value * 100:.0f} %"
+
+
 def number(value: float, digits: int = 3) -> str:
     """A plain figure."""
     return f"{value:.{digits}f}"
@@ -44,6 +49,11 @@ def binary_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
+def billions(value: float) -> str:
+    """In units of 10^9: GB of bytes, GFLOP of operations."""
+    return number(value / 1e9, 1)
+
+
 def figure(value: float, digits: int = 3) -> str:
     """A measured figure of any size in few characters: significant digits, no zeros in the exponent."""
     mantissa, mark, exponent = f"{value:.{digits}g}".partition("e")
@@ -64,4 +74,12 @@ def budget_bytes(text: str) -> int:
     size = parsed_bytes(text)
     if size is None:
         raise InputError("forward.keep_budget", value=text)
+    return size
+
+
+def memory_bytes(text: str) -> int:
+    """Bytes of a --max-memory. Raises InputError."""
+    size = parsed_bytes(text)
+    if size is None:
+        raise InputError("memory.not_a_size", value=text)
     return size

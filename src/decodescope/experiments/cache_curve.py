@@ -15,7 +15,8 @@ from decodescope.experiments.cache_table import memory_of, watch_cache
 from decodescope.experiments.passes import counted
 from decodescope.model.checkpoint import Progress
 from decodescope.model.config import ModelConfig
-from decodescope.model.cost import kv_bytes_per_token
+from decodescope.model.cost import CACHE_FORMATS, kv_bytes_per_token
+from decodescope.model.placement import devices_of
 from decodescope.options import RunOptions
 from decodescope.session import Session
 from decodescope.text.chat import Prompt
@@ -118,23 +119,22 @@ def compare(cached: Timing, uncached: Timing) -> Comparison:
 
 def check_fits(session: Session, plan: CachePlan) -> None:
     """Raises InputError for a length that the context, or what memory is available, cannot hold."""
-    config, weight = session.model.config, session.model.lm_head.weight
-    _, available = memory_of(weight.device)
+    config, model = session.model.config, session.model
+    _, available = memory_of(devices_of(model))
     for length in plan.lengths:
         positions = length + plan.new_tokens
         if positions > config.max_position_embeddings:
             context = config.max_position_embeddings
             raise InputError("kv.beyond_context", length=length, new=plan.new_tokens, context=context)
-        needed = _least_bytes(config, positions, weight.dtype.itemsize)
+        cached = kv_bytes_per_token(config, *CACHE_FORMATS[session.cache_dtype or session.dtype])
+        needed = positions * max(cached, _pass_bytes(config, model.dtype.itemsize))  # of the two ways
         if needed > available:
             raise InputError("kv.too_big", length=length, needed=needed, available=available)
 
 
-def _least_bytes(config: ModelConfig, positions: int, value_bytes: int) -> int:
-    """What the two ways need at least: the cache, or one pass over all positions (the MLP's three wide values and
-    the residual stream beside them), whichever is more."""
-    in_one_pass = 3 * config.intermediate_size + 2 * config.hidden_size
-    return positions * max(kv_bytes_per_token(config, value_bytes), in_one_pass * value_bytes)
+def _pass_bytes(config: ModelConfig, value_bytes: int) -> int:
+    """What a pass over all positions needs at least for each: the MLP's three wide values and the stream."""
+    return (3 * config.intermediate_size + 2 * config.hidden_size) * value_bytes
 
 
 def _decode(

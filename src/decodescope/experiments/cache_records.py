@@ -27,7 +27,7 @@ class CacheStep:
 class LayerCache:
     """Keys and values of one layer: each of `shape` [B, K, S, d]; bytes are those of both together.
 
-    `formula_bytes` is 2 * K * d * bytes of a value in the weights' dtype * positions counted through the model;
+    `formula_bytes` is 2 * K * (d * bytes of a value + bytes of a scale) * positions counted through the model;
     `agrees`: the bytes used are just that, and keys and values have one shape.
     """
 
@@ -54,13 +54,12 @@ class GqaSaving:
 
 @dataclass(frozen=True, slots=True)
 class CacheDtype:
-    """The cache's cost in a dtype, by the formula. `runs`: a run can hold it so today (with `--dtype`)."""
+    """The cache's cost in a dtype (`--cache-dtype`), by the formula, scales counted."""
 
     dtype: str
     bytes_per_token: int
     bytes_at: dict[int, int]  # context length -> bytes
     in_use: bool
-    runs: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from decodescope.experiments.cache_records import (
 from decodescope.experiments.passes import counted
 from decodescope.live import LiveRun
 from decodescope.model.config import ModelConfig
-from decodescope.model.cost import CACHE_DTYPES, fit, kv_bytes_per_token
+from decodescope.model.cost import CACHE_FORMATS, fit, kv_bytes_per_token
 from decodescope.model.kv_cache import KVCache
 from decodescope.model.memory import held_bytes
+from decodescope.model.placement import devices_of
 from decodescope.session import Session
 from decodescope.trace.records import Run, Step
 
-# Bytes of one value. A cache of one byte a value needs scales as well; they are not counted.
-STORED_BYTES = {**CACHE_DTYPES, "float8": 1, "int8": 1}
+_OF_THEIR_OWN = ("cuda", "xpu")  # devices with memory beside the processor's
 
 
 def watch_cache(session: Session, live: LiveRun) -> Iterator[CacheReport]:
@@ -60,7 +60,7 @@ def _step(step: Step, before: Sequence[CacheStep], token_forwards: int, run: Run
 
 
 def _report(session: Session, run: Run, steps: Sequence[CacheStep], cache: KVCache) -> CacheReport:
-    config, device = session.model.config, session.model.lm_head.weight.device
+    config, devices = session.model.config, devices_of(session.model)
     positions = sum(step.fed_tokens for step in steps)
     layer_bytes = positions * run.kv_bytes_per_token // config.num_hidden_layers
     layers = tuple(layer_cache(cache, layer, layer_bytes) for layer in range(config.num_hidden_layers))
@@ -81,23 +81,23 @@ def _report(session: Session, run: Run, steps: Sequence[CacheStep], cache: KVCac
         notes=run.notes,
         layers=layers,
         gqa=gqa_saving(config, run.kv_bytes_per_token),
-        cache_dtypes=cache_dtypes(config, run.dtype),
-        fit=room(config, held_bytes(session.model), memory_of(device), (positions, run.kv_bytes_per_token)),
+        cache_dtypes=cache_dtypes(config, run.cache_dtype or run.dtype),
+        fit=room(config, held_bytes(session.model), memory_of(devices), (positions, run.kv_bytes_per_token)),
     )
 
 
 def layer_cache(cache: KVCache, layer: int, formula_bytes: int) -> LayerCache:
     """Measure one layer; what is allocated is the size of the storage behind the tensors."""
-    pair = cache.layer(layer)
-    keys, values = pair
-    used = sum(tensor.numel() * tensor.element_size() for tensor in pair)
+    keys, values = cache.held(layer)
+    tensors = [tensor for each in (keys, values) for stored in each.stretches for tensor in stored.tensors]
+    used = sum(tensor.nbytes for tensor in tensors)
     return LayerCache(
         layer=layer,
         shape=tuple(keys.shape),
         dtype=str(keys.dtype).removeprefix("torch."),
         device=str(keys.device),
         used_bytes=used,
-        allocated_bytes=sum(tensor.untyped_storage().nbytes() for tensor in pair),
+        allocated_bytes=sum(tensor.untyped_storage().nbytes() for tensor in tensors),
         formula_bytes=formula_bytes,
         agrees=used == formula_bytes and keys.shape == values.shape,
     )
@@ -111,14 +111,13 @@ def gqa_saving(config: ModelConfig, bytes_per_token: int) -> GqaSaving:
 
 def cache_dtypes(config: ModelConfig, in_use: str) -> tuple[CacheDtype, ...]:
     """The cache in every dtype, by the formula; `in_use` is the one of the run."""
-    per_token = {name: kv_bytes_per_token(config, size) for name, size in STORED_BYTES.items()}
+    per_token = {name: kv_bytes_per_token(config, *sizes) for name, sizes in CACHE_FORMATS.items()}
     return tuple(
         CacheDtype(
             dtype=name,
             bytes_per_token=size,
             bytes_at={length: size * length for length in CONTEXTS},
             in_use=name == in_use,
-            runs=name in CACHE_DTYPES,
         )
         for name, size in per_token.items()
     )
@@ -141,10 +140,10 @@ def room(config: ModelConfig, held: int, memory: tuple[int, int], now: tuple[int
     )
 
 
-def memory_of(device: torch.device) -> tuple[int, int]:
-    """Bytes of memory where the cache lives: (total, available)."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return total, free
+def memory_of(devices: Sequence[torch.device]) -> tuple[int, int]:
+    """Bytes of memory where the cache lives: (total, available), of all devices together."""
+    if devices[0].type in _OF_THEIR_OWN:
+        free, total = zip(*(torch.get_device_module(each).mem_get_info(each) for each in devices), strict=True)
+        return sum(total), sum(free)
     memory = psutil.virtual_memory()
     return memory.total, memory.available

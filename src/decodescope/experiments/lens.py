@@ -166,7 +166,7 @@ def _check_fits(session: Session, positions: int) -> None:
     config = session.model.config
     heads = config.num_attention_heads * config.head_dim
     values = config.num_hidden_layers * (3 * config.hidden_size + heads) + config.hidden_size + config.vocab_size
-    needed = positions * values * session.model.lm_head.weight.dtype.itemsize
+    needed = positions * values * session.model.dtype.itemsize
     if needed > DEFAULT_BUDGET:
         raise InputError("lens.too_many", positions=positions, most=DEFAULT_BUDGET * positions // needed)
 

@@ -5,12 +5,13 @@ from typing import cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from decodescope.analysis.attribution import head_logits, logit_directions, part_logits
 from decodescope.analysis.lens import Unembedding
 from decodescope.experiments.lens_records import Attribution, HeadShare, LayerShare, LensToken
 from decodescope.model.decoder import Block, CausalLM
+from decodescope.model.linear import Linear
 from decodescope.observe.recording import Recording
 
 STRONGEST = 8  # heads
@@ -19,7 +20,7 @@ STRONGEST = 8  # heads
 def unembedding_of(model: CausalLM) -> Unembedding:
     """The last norm and the head of a model."""
     norm = model.model.norm
-    return Unembedding(norm.weight, norm.eps, model.lm_head.weight)
+    return Unembedding(norm.weight, norm.eps, model.lm_head)
 
 
 def kept_rows(recording: Recording, name: str) -> Float[Tensor, "... P X"]:
@@ -51,14 +52,14 @@ def _layer_shares(block: Block, recording: Recording, directions: Float[Tensor, 
     """The shares of one layer, by position."""
     kept = {site: kept_rows(recording, f"layers.{block.layer}.{site}") for site in ("z", "attn_out", "mlp_out")}
     projection = block.self_attn.o_proj
-    heads = head_logits(directions, kept["z"], projection.weight).tolist()
+    heads = head_logits(directions, kept["z"], projection[:]).tolist()
     biases = _bias_logits(directions, projection)
     attention, mlp = (part_logits(directions, kept[site]).tolist() for site in ("attn_out", "mlp_out"))
     rows = zip(attention, mlp, map(tuple, heads), biases, strict=True)
     return [LayerShare(block.layer, *row) for row in rows]
 
 
-def _bias_logits(directions: Float[Tensor, "P D"], projection: nn.Linear) -> Sequence[float | None]:
+def _bias_logits(directions: Float[Tensor, "P D"], projection: Linear) -> Sequence[float | None]:
     if projection.bias is None:
         return [None] * len(directions)
     biases: list[float | None] = part_logits(directions, projection.bias[None]).tolist()

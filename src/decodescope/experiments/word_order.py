@@ -9,7 +9,6 @@ over them (https://arxiv.org/abs/1706.03762, section 3.5). A causal mask alone g
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from typing import NamedTuple
 
 import torch
@@ -94,8 +93,7 @@ def _after_each_layer(model: CausalLM, orders: list[Ids]) -> Iterator[Float[Tens
     resid = embed.repeat(len(WAYS), 1, 1)  # 12 T D
     rotary, masks = _rotary(model, ids), _masks(model, ids)
     for block, mask in zip(model.model.layers, masks, strict=True):
-        exact = block if model.lm_head.weight.dtype == torch.float32 else deepcopy(block).float()
-        resid = exact(resid, rotary, mask, None)
+        resid = block(resid, rotary, mask, None)  # in float32, whatever the weights are held in
         yield resid.unflatten(0, (len(WAYS), -1))
 
 
@@ -135,7 +133,7 @@ def _apart(resid: Float[Tensor, "4 3 T D"], moved: list[int]) -> Float[Tensor, "
 
 def _seen(session: Session, way: Way, apart: Float[Tensor, "L 2 T"], resid: Float[Tensor, "3 T D"]) -> OrderSeen:
     model = session.model
-    final = resid[:2, -1].to(model.lm_head.weight.dtype)  # 2 D
+    final = resid[:2, -1].to(model.dtype)  # 2 D
     chosen = model.lm_head(model.model.norm(final)).argmax(-1).tolist()
     first, second = map(session.tokenizer.token_text, chosen)
     return OrderSeen(

@@ -2,70 +2,82 @@
 
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from decodescope.errors import InputError, ResourceError
+from decodescope.model.bitsandbytes import Quantized, quantized
 from decodescope.model.config import ModelConfig
 from decodescope.model.decoder import CausalLM
+from decodescope.model.devices import Placement, devices_called, place
+from decodescope.model.kernels import Arena, Packed
+from decodescope.model.linear import Matrix
 from decodescope.model.memory import is_out_of_memory
+from decodescope.model.on_disk import OnDisk
+from decodescope.model.placement import connect
+from decodescope.model.precision import Precision, choose_precision
+from decodescope.model.reading import read_all, read_one
+from decodescope.model.streaming import Shelf, stream_layers
 from decodescope.model.weights import Weights, open_weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DERIVED = re.compile(r".*rotary_emb\.inv_freq$")  # tables that old checkpoints carry along
-_FINITE_CHUNK = 1 << 18  # values
-_MOST_READERS = 4  # each has temporaries of its own
 _NAMED = 4  # how many tensors a fault lists by name
 
 Progress = Callable[[int, int], None]
 
 
 def load_model(
-    path: Path, dtype: str | None = None, device: str = "cpu", progress: Progress | None = None
+    path: Path,
+    dtype: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    quantize: str = "none",
 ) -> tuple[CausalLM, Weights]:
-    """Load the model at `path` (folder or GGUF file), dense, as `dtype` (None: as stored).
+    """Load the model at `path` (folder or GGUF file); what it is held in: see `precision.choose_precision`.
 
-    `progress` is told (bytes loaded, bytes in all). Peak memory is the weights and the packed bytes of
-    the few tensors being read. Raises
-    InputError for missing, unexpected or misshapen tensors (named) and for NaN or infinite weights.
+    `progress` is told (values loaded, values in all). Peak memory is the weights and the few tensors being read.
+    Raises InputError for missing, unexpected or misshapen tensors (named) and for NaN or infinite weights.
     """
     weights = open_weights(path)
+    precision = choose_precision(weights, dtype, quantize, devices_called(device)[-1])
+    return fill(weights, precision, device, progress), weights
+
+
+def fill(
+    weights: Weights,
+    precision: Precision,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    on_disk: frozenset[int] = frozenset(),
+) -> CausalLM:
+    """A model with these weights; the matrices of the layers `on_disk` stay there, see `streaming`.
+
+    Raises InputError as `load_model` does, and ResourceError where memory or disk do not suffice.
+    """
     account_for(weights)
-    target, place = torch_dtype(dtype) if dtype else weights.stored_dtype, torch_device(device)
+    placement = place(weights.config, precision, devices_called(device))
+    if on_disk and placement.end.type != "cpu":
+        raise InputError("disk.device", device=device)
     with torch.device("meta"):
         model = CausalLM(weights.config)
-    model.rope_frequencies = model.rope_frequencies.to(place)
+    model.rope_frequencies = model.rope_frequencies.to(placement.end)
     try:
-        _fill(model, weights, target, place, progress)
+        _fill(
+            model, weights, precision, placement, progress, Shelf(weights, on_disk, precision.quantize == "none")
+        )
+        if on_disk:
+            stream_layers(model)
+        if len(placement.devices) > 1:
+            connect(model)
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
-            raise ResourceError("memory.loading", path=path) from None
+            raise ResourceError("memory.loading", path=weights.path) from None
         raise
-    return model.eval(), weights
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype called `name`. Raises InputError for one that is not offered."""
-    if name not in DTYPES:
-        raise InputError("dtype.unknown", name=name, known=", ".join(DTYPES))
-    return DTYPES[name]
-
-
-def torch_device(name: str) -> torch.device:
-    """The device called `name`. Raises InputError where torch has no such device on this machine."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
-        raise InputError("device.unknown", name=name, reason=str(error).split("\n")[0][:120]) from None
-    if device.type == "meta":
-        raise InputError("device.unknown", name=name, reason="meta")
-    return device
+    model.held_as = precision.held_as
+    return model.eval()
 
 
 def account_for(weights: Weights) -> None:
@@ -104,78 +116,64 @@ def _listed(names: set[str]) -> str:
 
 
 def _fill(
-    model: CausalLM, weights: Weights, dtype: torch.dtype, device: torch.device, progress: Progress | None
+    model: CausalLM,
+    weights: Weights,
+    precision: Precision,
+    placement: Placement,
+    progress: Progress | None,
+    shelf: Shelf,
 ) -> None:
-    total = sum(math.prod(shape) for _, shape in weights.config.tensor_shapes()) * dtype.itemsize
-    done = 0
-    for name, tensor in _read_all(weights, dtype):
-        _assign(model, name, tensor.to(device))
-        done += tensor.numel() * dtype.itemsize
+    total, done = sum(math.prod(shape) for _, shape in weights.config.tensor_shapes()), 0
+    take = Arena().take if placement.end.type == "cpu" else _plain
+    for name, found in read_all(weights, precision, lambda name: _plain if shelf.holds(name) else take):
+        if shelf.holds(name):
+            _assign(model, name, shelf.put(name, found))
+        else:
+            _assign(model, name, _settled(name, found, precision, placement.of(name)))
+        done += math.prod(found.shape)
         if progress:
             progress(done, total)
     if weights.config.tie_word_embeddings:
-        _tie(model, weights, dtype)
+        _tie(model, weights, precision)
 
 
-def _read_all(weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in order, some being read ahead side by side, each by a thread of its own.
-
-    Parallel regions inside the many small operations of unpacking would wait for the scheduler as soon as
-    another process is busy; whole tensors side by side do not. What is being read at once never exceeds twice
-    the largest tensor.
-    """
-    threads = torch.get_num_threads()
-    readers = min(threads, _MOST_READERS)
-    shapes = list(weights.config.tensor_shapes())
-    room = 2 * max(math.prod(shape) for _, shape in shapes)
-    pending: deque[tuple[str, int, Future[Tensor]]] = deque()
-    try:
-        with ThreadPoolExecutor(readers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for name, shape in shapes:
-                while len(pending) > readers or (pending and sum(p[1] for p in pending) + math.prod(shape) > room):
-                    yield _next(pending)
-                pending.append((name, math.prod(shape), pool.submit(_read_finite, weights, name, dtype)))
-            while pending:
-                yield _next(pending)
-    finally:
-        torch.set_num_threads(threads)
+def _settled(
+    name: str, found: Tensor | Packed, precision: Precision, device: torch.device
+) -> Tensor | Packed | Quantized:
+    """A tensor where it is to lie, and held as it is to be there."""
+    if isinstance(found, Packed):
+        return found
+    moved = found.to(device)
+    by_bitsandbytes = precision.by_bitsandbytes and name.startswith("model.layers.") and moved.ndim == 2
+    return quantized(moved, precision.quantize) if by_bitsandbytes else moved
 
 
-def _next(pending: deque[tuple[str, int, Future[Tensor]]]) -> tuple[str, Tensor]:
-    name, _, future = pending.popleft()
-    return name, future.result()
+def _plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
-def _read_finite(weights: Weights, name: str, dtype: torch.dtype) -> Tensor:
-    tensor = weights.read(name, dtype)
-    _refuse_nonfinite(weights, name, tensor)
-    return tensor
+def _assign(model: nn.Module, name: str, found: Tensor | Packed | OnDisk | Quantized) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if isinstance(owner, Matrix) and leaf == "weight":
+        owner.hold(found)
+    else:
+        assert isinstance(found, Tensor)  # vectors are never packed
+        setattr(owner, leaf, nn.Parameter(found, requires_grad=False))
 
 
-def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
-
-
-def _tie(model: CausalLM, weights: Weights, dtype: torch.dtype) -> None:
+def _tie(model: CausalLM, weights: Weights, precision: Precision) -> None:
     """One matrix for both ends; a head on disk that says otherwise is a fault, not a detail."""
-    embedding = model.model.embed_tokens.weight
-    if "lm_head.weight" in weights.shapes and not _equal_head(embedding, weights, dtype):
+    embedding = model.model.embed_tokens.in_memory
+    if "lm_head.weight" in weights.shapes and not _equal_head(embedding, weights, precision):
         raise InputError("checkpoint.untied_head", path=weights.path)
-    model.lm_head.weight = embedding
+    model.lm_head.hold(embedding)
 
 
-def _equal_head(embedding: Tensor, weights: Weights, dtype: torch.dtype) -> bool:
+def _equal_head(embedding: Tensor | Packed, weights: Weights, precision: Precision) -> bool:
     if weights.shapes["lm_head.weight"] != tuple(embedding.shape):
         return False
-    return torch.equal(weights.read("lm_head.weight", dtype).to(embedding.device), embedding)
-
-
-def _refuse_nonfinite(weights: Weights, name: str, tensor: Tensor) -> None:
-    # A sum is finite only if every term is; in pieces, because summing 16 bits in float32 makes a copy.
-    pieces = torch.split(tensor.view(-1), _FINITE_CHUNK)
-    if all(bool(torch.isfinite(piece.sum(dtype=torch.float32))) for piece in pieces):
-        return
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise InputError("checkpoint.nonfinite", path=weights.path, name=name, count=bad, total=tensor.numel())
+    head = read_one(weights, "lm_head.weight", precision, _plain)
+    if isinstance(embedding, Packed) or isinstance(head, Packed):
+        return isinstance(head, Packed) and isinstance(embedding, Packed) and head.equals(embedding)
+    return torch.equal(head.to(embedding.device), embedding)

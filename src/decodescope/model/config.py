@@ -177,12 +177,22 @@ def _refuse_unknown(keys: Mapping[str, Any]) -> None:
     own_code = keys.get("auto_map")
     if isinstance(own_code, dict) and any(str(name).startswith("AutoModel") for name in own_code):
         raise InputError("config.unsupported", name="auto_map", value=_short(own_code))
-    if keys.get("quantization_config"):
-        raise InputError("config.quantized", value=_short(keys["quantization_config"]))
+    for name in ("quantization_config", "compression_config"):
+        if keys.get(name):
+            raise InputError("config.quantized", method=_quantized_by(keys[name]))
     for name, value in keys.items():
         known = name in _READ or name in _HARMLESS or name.startswith("_")
         if not known and value not in (None, False, [], {}, ""):
             raise InputError("config.unsupported", name=_short(name), value=_short(value))
+
+
+def _quantized_by(described: Any) -> str:
+    """The method (gptq, awq, compressed-tensors, fp8, bitsandbytes ...) that a checkpoint says it went through."""
+    if not isinstance(described, dict):
+        return _short(described)
+    if "load_in_4bit" in described or "load_in_8bit" in described:
+        return "bitsandbytes"  # older ones do not say
+    return _short(described.get("quant_method", described))
 
 
 def _windows(keys: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:

@@ -9,6 +9,8 @@ from decodescope.model.config import ModelConfig
 # Bits per weight of dense formats and of ggml's block formats (block bytes * 8 / values in a block).
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "Q8_0": 8.5, "Q6_K": 6.5625, "Q4_K": 4.5}
 CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Bytes of a value in a KV cache, and of the scale that one head's values share at a position.
+CACHE_FORMATS = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "float8": (1, 4), "int8": (1, 4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,16 @@ def weight_bytes(config: ModelConfig) -> dict[str, int]:
     return sizes
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int) -> int:
-    """2 (K and V) * layers * key/value heads * head size * bytes of one value."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype_bytes
+def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int, scale_bytes: int = 0) -> int:
+    """2 (K and V) * layers * key/value heads * (head size * bytes of one value + bytes of a head's scale)."""
+    of_a_head = config.head_dim * dtype_bytes + scale_bytes
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * of_a_head
 
 
 def fit(config: ModelConfig, total_bytes: int, available_bytes: int) -> dict[str, Any]:
     """Whether the weights of each dense dtype fit into memory, and how many tokens of cache fit beside them.
 
-    `estimated`: activations and the libraries' own memory (some hundred MB) are not in it. Block formats are
-    left out: a GGUF file is unpacked to a dense dtype when it is loaded.
+    `estimated`: for a process that runs already, activations are not in it. `footprint.what_fits` tells all.
     """
     dtypes = {}
     for name, size in CACHE_DTYPES.items():

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decodescope.model.attend import attend
 from decodescope.model.config import ModelConfig
 from decodescope.model.kv_cache import KVCache
+from decodescope.model.linear import Embedding, Linear
 from decodescope.model.mask import Mask, build_masks
 from decodescope.model.rope import inverse_frequencies, rotary_table, rotate
 from decodescope.probe import Attended, Tap, show
@@ -44,10 +46,10 @@ class Attention(nn.Module):
         D, d = config.hidden_size, config.head_dim
         H, K = config.num_attention_heads, config.num_key_value_heads
         self.layer, self.head_dim = layer, d
-        self.q_proj = nn.Linear(D, H * d, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(D, K * d, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(D, K * d, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(H * d, D, bias=config.o_bias)
+        self.q_proj = Linear(D, H * d, bias=config.qkv_bias)
+        self.k_proj = Linear(D, K * d, bias=config.qkv_bias)
+        self.v_proj = Linear(D, K * d, bias=config.qkv_bias)
+        self.o_proj = Linear(H * d, D, bias=config.o_bias)
         self.q_norm = RMSNorm(d, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(d, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
@@ -64,9 +66,7 @@ class Attention(nn.Module):
         q_rot = rotate(q_norm, rotary)  # B H T d
         k_rot = rotate(k_norm, rotary)  # B K T d
         keys, values = (k_rot, v) if cache is None else cache.append(self.layer, k_rot, v)  # B K S d
-        z = F.scaled_dot_product_attention(
-            q_rot, keys, values, attn_mask=mask.visible, is_causal=mask.is_causal, enable_gqa=True
-        )  # B H T d
+        z = attend(q_rot, keys, values, mask)  # B H T d
         attn_out: Tensor = self.o_proj(z.transpose(1, 2).flatten(2))  # B T D
         if tap is not None:
             scores = pattern = Attended(q_rot, keys, values, z, mask.visible)
@@ -82,9 +82,9 @@ class MLP(nn.Module):
         super().__init__()
         self.layer = layer
         D, width = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(D, width, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(D, width, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(width, D, bias=config.mlp_bias)
+        self.gate_proj = Linear(D, width, bias=config.mlp_bias)
+        self.up_proj = Linear(D, width, bias=config.mlp_bias)
+        self.down_proj = Linear(width, D, bias=config.mlp_bias)
 
     def forward(self, mlp_norm: Tensor, tap: Tap | None = None) -> Tensor:
         gate = self.gate_proj(mlp_norm)  # B T F
@@ -125,9 +125,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        V, D = config.vocab_size, config.hidden_size
-        # Given its values, it draws none: on the meta device the draw alone costs a second of imports.
-        self.embed_tokens = nn.Embedding(V, D, _weight=torch.empty(V, D))
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -138,12 +136,23 @@ class CausalLM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.held_as: str | None = None  # what the matrices are held in, where it is not `dtype`: packed, int8 ...
         self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         with torch.device("cpu"):
             frequencies, self.rope_factor = inverse_frequencies(config.rope, config.head_dim)
         self.register_buffer("rope_frequencies", frequencies, persistent=False)
         self.rope_frequencies: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations: residual stream, norms, logits. Matrices may be held in fewer bits."""
+        return self.model.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go in and logits come out."""
+        return self.model.norm.weight.device
 
     @torch.inference_mode()
     def forward(
@@ -161,7 +170,7 @@ class CausalLM(nn.Module):
         no tokens. `tap` looks at the inner values and changes none.
         """
         start = 0 if cache is None else cache.length
-        resid = embed = self.model.embed_tokens(ids)  # B T D
+        resid = embed = self.model.embed_tokens(ids).to(self.dtype)  # B T D
         masks = build_masks(self.config, ids.shape[1], start, padding, ids.device)
         positions = _positions(ids.shape[1], start, padding, ids.device)  # B T
         rotary = rotary_table(self.rope_frequencies, positions, self.rope_factor, resid.dtype)  # B 1 T d

@@ -1,4 +1,4 @@
-"""Unpacking GGUF blocks into float32 with torch, exactly as ggml defines them.
+"""Unpacking blocks into float32 with torch: GGUF's exactly as ggml defines them, and NF4.
 
 Layouts: ggml-common.h of https://github.com/ggml-org/ggml. The common types are written out here, because
 the numpy code of the `gguf` package needs seconds for half a gigabyte; the rare ones use that package.
@@ -11,12 +11,22 @@ from torch import Tensor
 
 from decodescope.formats.gguf import BLOCK_TYPES
 
+# Block type -> values and bytes in a block.
+BLOCK_SIZES = {name: (values, width) for name, values, width in BLOCK_TYPES.values()} | {"NF4": (64, 34)}
+
+# Quantiles of the normal distribution, zero among them: QLoRA (https://arxiv.org/abs/2305.14314), appendix E.
+NF4_LEVELS = torch.tensor([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+    0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
+
 _CHUNK_VALUES = 1 << 18  # a chunk and its temporaries stay near the processor's cache
 
 
 def unpack_into(out: Tensor, raw: Tensor, block_type: str) -> None:
     """Write the values of `raw` (uint8, whole blocks) into the contiguous `out` of any floating dtype."""
-    values, width = next((v, w) for name, v, w in BLOCK_TYPES.values() if name == block_type)
+    values, width = BLOCK_SIZES[block_type]
     blocks, flat = raw.view(-1, width), out.view(-1)
     step = max(1, _CHUNK_VALUES // values)
     unpack = _UNPACK.get(block_type) or _with_gguf_package(block_type)
@@ -96,6 +106,11 @@ def _q6_k(b: Tensor) -> Tensor:
     return scales[:, :, None] * ((low | high).float() - 32).view(-1, 16, 16)
 
 
+def _nf4(b: Tensor) -> Tensor:
+    """Largest magnitude, then the numbers of the levels."""
+    return NF4_LEVELS[_nibbles(b[:, 2:]).int()].mul_(_half(b, 0))
+
+
 def _f32(b: Tensor) -> Tensor:
     return b.contiguous().view(torch.float32)
 
@@ -110,7 +125,7 @@ def _bf16(b: Tensor) -> Tensor:
 
 _UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": _f32, "F16": _f16, "BF16": _bf16, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1,
-    "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "NF4": _nf4,
 }  # fmt: skip
 
 

@@ -2,7 +2,10 @@
 
 import torch
 
+from decodescope.model.bitsandbytes import Quantized
 from decodescope.model.decoder import CausalLM
+from decodescope.model.kernels import Packed
+from decodescope.model.linear import Matrix
 
 _ALLOCATOR_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
 
@@ -15,5 +18,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def held_bytes(model: CausalLM) -> int:
-    """Bytes of all weights; a tied head counts once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    """Bytes of all weights in memory; a tied head counts once, what lies on disk as the room for two layers."""
+    held = {id(m.weight): m.weight for m in model.modules() if isinstance(m, Matrix)}
+    dense = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return dense + sum(weight.nbytes for weight in held.values() if isinstance(weight, Packed | Quantized))

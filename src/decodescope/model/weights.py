@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -12,12 +13,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from decodescope.errors import InputError
-from decodescope.formats.gguf import GGUFHeader, is_gguf, read_header
+from decodescope.formats.gguf import GGUFHeader, TensorInfo, is_gguf, read_header
+from decodescope.formats.safetensors import tensor_offsets
 from decodescope.model.config import ModelConfig, read_config
 from decodescope.model.gguf_blocks import unpack_into
 from decodescope.model.gguf_config import checkpoint_name, config_from_gguf
+from decodescope.model.kernels import Packed, row_bytes
 
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+Take = Callable[[tuple[int, ...], torch.dtype], Tensor]  # memory for a tensor of this shape and dtype
 
 
 class Weights(Protocol):
@@ -29,8 +35,15 @@ class Weights(Protocol):
     formats: dict[str, str]  # tensor name -> how it is stored (BF16, Q4_K ...)
     shapes: dict[str, tuple[int, ...]]
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor as `dtype` on the CPU."""
+    def read(self, name: str, dtype: torch.dtype | None, take: Take | None = None) -> Tensor | Packed:
+        """One tensor on the CPU as `dtype`, or (None) as stored: packed where there are products for its blocks.
+
+        It lies in memory from `take`, or (None) wherever it comes to lie, mapped from the file if need be.
+        """
+        ...
+
+    def whereabouts(self, name: str, held: Tensor | Packed) -> tuple[Path, int] | None:
+        """The file and the offset at which the bytes of `held`, read here, lie as they are; None: nowhere."""
         ...
 
     def stored_bytes(self) -> dict[str, int]:
@@ -62,7 +75,7 @@ class SafetensorsWeights:
         for file in _shards(path):
             self._index(file)
         embedding = self.formats.get("model.embed_tokens.weight", "F32")
-        self.stored_dtype = _FLOATS[embedding]
+        self.stored_dtype = FLOATS[embedding]
 
     def _index(self, file: Path) -> None:
         try:
@@ -76,19 +89,26 @@ class SafetensorsWeights:
         except (SafetensorError, OSError, ValueError) as error:
             raise InputError("checkpoint.safetensors", path=file, reason=str(error)[:160]) from None
         for name in self._file_of:
-            if self.formats[name] not in _FLOATS:
+            if self.formats[name] not in FLOATS:
                 raise InputError("checkpoint.dtype", path=file, name=name[:80], dtype=self.formats[name])
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        # Opened anew for each tensor: where the dtype changes, closing gives the pages of the original back;
-        # where it does not, the weights are the file's own mapped pages.
+    def read(self, name: str, dtype: torch.dtype | None, take: Take | None = None) -> Tensor:
+        # Opened anew for each tensor: closing gives the pages of the original back.
         with safe_open(self._file_of[name], framework="pt") as handle:
-            tensor: Tensor = handle.get_tensor(name)
-        return tensor.to(dtype)
+            stored: Tensor = handle.get_tensor(name)
+        if take is None:
+            return stored.to(dtype or stored.dtype)
+        return take(tuple(stored.shape), dtype or stored.dtype).copy_(stored)
+
+    def whereabouts(self, name: str, held: Tensor | Packed) -> tuple[Path, int] | None:
+        if isinstance(held, Packed) or held.dtype != FLOATS[self.formats[name]]:
+            return None
+        file = self._file_of[name]
+        return file, tensor_offsets(file)[name]
 
     def stored_bytes(self) -> dict[str, int]:
         sizes = {
-            name: math.prod(shape) * _FLOATS[self.formats[name]].itemsize for name, shape in self.shapes.items()
+            name: math.prod(shape) * FLOATS[self.formats[name]].itemsize for name, shape in self.shapes.items()
         }
         return _by_format(self.formats, sizes)
 
@@ -115,7 +135,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 class GGUFWeights:
-    """One GGUF file; blocks are unpacked to the dtype asked for."""
+    """One GGUF file; blocks are unpacked to the dtype asked for, or stay as they are."""
 
     stored_dtype = torch.float32
 
@@ -127,36 +147,58 @@ class GGUFWeights:
         self.shapes = {name: info.shape for name, info in self._stored.items()}
         self.config = config_from_gguf(self.header)
         if "rope_freqs.weight" in self._stored:
-            divisors = self._read_stored("rope_freqs.weight", torch.float32).view(-1)
+            divisors = self._divisors()
             if divisors.numel() != self.config.head_dim // 2 or not bool((divisors > 0).all()):
                 raise InputError("checkpoint.shapes", path=path, details="rope_freqs.weight")
             self.config = replace(self.config, rope=replace(self.config.rope, divisors=tuple(divisors.tolist())))
             del self.shapes["rope_freqs.weight"]
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        tensor = self._read_stored(name, dtype)
-        if self.header.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
-            return self._halves_apart(tensor)
-        return tensor
+    def read(self, name: str, dtype: torch.dtype | None, take: Take | None = None) -> Tensor | Packed:
+        info, take = self._stored[name], take or _anywhere
+        if dtype is None and len(info.shape) == 2 and row_bytes(info.block_type, info.shape[1]):
+            return Packed(info.block_type, self._in_place(name, self._blocks(info, take)))
+        tensor = take(info.shape, dtype or FLOATS.get(info.block_type, torch.float32))
+        unpack_into(tensor, self._blocks(info, _anywhere).view(-1), info.block_type)
+        return self._in_place(name, tensor)
+
+    def whereabouts(self, name: str, held: Tensor | Packed) -> tuple[Path, int] | None:
+        block_type = self.formats[name]
+        same = held.format == block_type if isinstance(held, Packed) else held.dtype == FLOATS.get(block_type)
+        return (self.path, self._stored[name].offset) if same and not self._interleaved(name) else None
 
     def stored_bytes(self) -> dict[str, int]:
         return _by_format(self.formats, {name: info.bytes for name, info in self._stored.items()})
 
-    def _read_stored(self, name: str, dtype: torch.dtype) -> Tensor:
-        info = self._stored[name]
-        raw = bytearray(info.bytes)
+    def _divisors(self) -> Tensor:
+        """Of the rotary frequencies, [d/2]."""
+        info = self._stored["rope_freqs.weight"]
+        divisors = torch.empty(math.prod(info.shape))
+        unpack_into(divisors, self._blocks(info, _anywhere).view(-1), info.block_type)
+        return divisors
+
+    def _blocks(self, info: TensorInfo, take: Take) -> Tensor:
+        """The bytes of a tensor, row by row."""
+        rows = math.prod(info.shape[:-1])
+        raw = take((rows, info.bytes // rows), torch.uint8)
         with self.path.open("rb") as file:
             file.seek(info.offset)
-            if file.readinto(raw) != info.bytes:
+            if file.readinto(raw.numpy().data) != info.bytes:
                 raise InputError("gguf.truncated", path=self.path, at=info.offset, need=info.bytes, size=0)
-        out = torch.empty(info.shape, dtype=dtype)
-        unpack_into(out, torch.frombuffer(raw, dtype=torch.uint8), info.block_type)
-        return out
+        return raw
 
-    def _halves_apart(self, tensor: Tensor) -> Tensor:
-        """llama.cpp interleaves the rotary pairs of `llama` files; put pair (i, i + d/2) back in place."""
-        pairs = tensor.view(-1, self.config.head_dim // 2, 2, *tensor.shape[1:])
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+    def _in_place(self, name: str, rows: Tensor) -> Tensor:
+        """llama.cpp interleaves the rotary pairs of `llama` files; put rows i and i + d/2 back in place."""
+        if not self._interleaved(name):
+            return rows
+        pairs = rows.view(-1, self.config.head_dim // 2, 2, *rows.shape[1:])
+        return rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
+
+    def _interleaved(self, name: str) -> bool:
+        return self.header.architecture == "llama" and (".q_proj." in name or ".k_proj." in name)
+
+
+def _anywhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def _by_format(formats: dict[str, str], sizes: dict[str, int]) -> dict[str, int]:

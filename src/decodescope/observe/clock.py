@@ -29,15 +29,20 @@ class Stopwatch:
         try:
             yield
         finally:
-            if self.device.type != "cpu":
-                torch.accelerator.synchronize(self.device)
+            wait_for(self.device)
             self.seconds[name] = time.perf_counter() - started
 
 
-def memory_now(device: torch.device) -> Memory:
-    """Resident bytes of this process, and bytes in tensors on the device (None on a CPU)."""
-    on_device = None if device.type == "cpu" else int(torch.accelerator.memory_allocated(device))
-    return Memory(_process.memory_info().rss, on_device)
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what it was given; what came from other devices is done then, too."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def memory_now(*devices: torch.device) -> Memory:
+    """Resident bytes of this process, and bytes in tensors on the devices (None where they are a CPU)."""
+    held = [int(torch.accelerator.memory_allocated(device)) for device in devices if device.type != "cpu"]
+    return Memory(_process.memory_info().rss, sum(held) if held else None)
 
 
 def peak_rss_bytes() -> int:

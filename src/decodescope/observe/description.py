@@ -8,8 +8,10 @@ import torch
 
 import decodescope
 from decodescope.generate import Limits
-from decodescope.model.cost import kv_bytes_per_token
+from decodescope.model.cache_formats import name_of
+from decodescope.model.cost import CACHE_FORMATS, kv_bytes_per_token
 from decodescope.model.decoder import CausalLM
+from decodescope.model.placement import devices_of
 from decodescope.models import ModelFiles
 from decodescope.sampling.params import SamplingParams
 from decodescope.sampling.sampler import Sampler
@@ -21,7 +23,8 @@ def describe_run(
     files: ModelFiles, model: CausalLM, limits: Limits, stop_strings: tuple[str, ...], notes: tuple[str, ...]
 ) -> Run:
     """What all rows of a run have in common; `notes` are catalogue keys of things the reader should know."""
-    config, weight = model.config, model.lm_head.weight
+    config, dtype = model.config, name_of(model.dtype)
+    held = name_of(limits.cache_dtype or model.dtype)
     return Run(
         model=files.name,
         source=files.source,
@@ -29,8 +32,8 @@ def describe_run(
         revision=files.revision,
         sha256=files.sha256,
         architecture=config.architecture,
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=str(weight.device),
+        dtype=dtype,
+        device=", ".join(map(str, devices_of(model))),
         attention="sdpa",
         use_cache=limits.use_cache,
         prompt_text="",
@@ -39,11 +42,13 @@ def describe_run(
         stop_ids=tuple(sorted(limits.stop_ids)),
         stop_strings=stop_strings,
         max_new_tokens=limits.max_new_tokens,
-        kv_bytes_per_token=kv_bytes_per_token(config, weight.dtype.itemsize),
+        kv_bytes_per_token=kv_bytes_per_token(config, *CACHE_FORMATS[held]),
         vocabulary=config.vocab_size,
         versions=_versions(),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         notes=notes,
+        weights=model.held_as,
+        cache_dtype=held if limits.use_cache and held != dtype else None,
     )
 
 

@@ -4,8 +4,8 @@ import time
 
 import torch
 
-from decodescope.observe.clock import memory_now
-from decodescope.probe import Shown, Tap
+from decodescope.observe.clock import memory_now, wait_for
+from decodescope.probe import Attended, Shown, Tap
 from decodescope.trace.records import Memory
 from decodescope.trace.site_records import LayerCost
 
@@ -15,9 +15,9 @@ _ENDS = ("resid_post", "logits")  # of a layer, and of the pass
 class LayerClock:
     """A tap around another one: seconds and memory of every layer, without the seconds the other tap takes."""
 
-    def __init__(self, inner: Tap, device: torch.device) -> None:
+    def __init__(self, inner: Tap) -> None:
         self.costs: list[LayerCost] = []
-        self._inner, self._device = inner, device
+        self._inner = inner
         self._memory: dict[int | None, Memory] = {}
         self.begin(0)
 
@@ -25,7 +25,7 @@ class LayerClock:
         """The passes of a step start now."""
         self._step = step
         self._seconds: dict[int | None, float] = {}
-        self._looking, self._since = 0.0, self._now()
+        self._looking, self._since = 0.0, time.perf_counter()
 
     def end(self) -> None:
         """The passes of the step are over; the chunks of a long prompt count together."""
@@ -45,18 +45,19 @@ class LayerClock:
     def receive(self, site: str, layer: int | None, value: Shown) -> None:
         """Stop the clock where a layer ends, and while the other tap looks."""
         ends = site in _ENDS
-        arrived = self._now()
+        device = value.z.device if isinstance(value, Attended) else value.device
+        arrived = _now(device)
         if ends:
             spent = arrived - self._since - self._looking
             self._seconds[layer] = self._seconds.get(layer, 0.0) + spent
-            self._memory[layer] = memory_now(self._device)
+            self._memory[layer] = memory_now(device)
         if self._inner.wants(site, layer):
             self._inner.receive(site, layer, value)
-        now = self._now()
+        now = _now(device)
         self._looking, self._since = (0.0, now) if ends else (self._looking + now - arrived, self._since)
 
-    def _now(self) -> float:
-        """Seconds, once the device has done all that it was given: neither's work is counted as the other's."""
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-        return time.perf_counter()
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done all that it was given: neither's work is counted as the other's."""
+    wait_for(device)
+    return time.perf_counter()

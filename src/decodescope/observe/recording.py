@@ -52,9 +52,9 @@ class Recording:
     recording.summaries                 # a fingerprint of every site and step
     """
 
-    def __init__(self, config: ModelConfig, watch: Watch, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, watch: Watch) -> None:
         self.watch = watch
-        self._clock = LayerClock(self, device) if watch.clock else None
+        self._clock = LayerClock(self) if watch.clock else None
         self.kept = KeptTensors(watch.budget_bytes)
         self.reconstruction_error: float | None = None  # worst of all rows that were recomputed
         self._keeps, self._summarises = select(config, watch.keep), select(config, watch.summarise)

@@ -130,7 +130,8 @@ class Sums:
         groups: dict[tuple[object, ...], list[_Waiting]] = defaultdict(list)
         for waiting in self._waiting:
             self._note_form(waiting.place, waiting.value)
-            groups[waiting.value.shape, waiting.value.dtype, waiting.first].append(waiting)
+            value = waiting.value
+            groups[value.shape, value.dtype, value.device, waiting.first].append(waiting)
         for group in groups.values():
             lines = measure([waiting.value for waiting in group], group[0].first)
             for broken in np.flatnonzero(lines[:, -1]):

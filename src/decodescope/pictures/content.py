@@ -69,6 +69,17 @@ class Curve:
     y: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A measured value, the least and the most it was measured as, and what it could be (None: unknown)."""
+
+    label: str
+    value: float
+    least: float
+    most: float
+    limit: float | None = None
+
+
 def rows_by_group(panels: Sequence[Panel]) -> tuple[Row, ...]:
     """A row for each run of panels of one group, captioned with its name; long runs take several rows.
 

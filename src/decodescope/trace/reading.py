@@ -31,6 +31,8 @@ from decodescope.trace.tables import (
     FILTER,
     INTERVENTION,
     KINDS,
+    KV_CACHE,
+    MATRICES,
     NODE,
     NOTE,
     PROMPT_TOKEN,
@@ -116,7 +118,7 @@ class RowReader:
         row = self.one(RUN)
         if row is None:
             return None
-        stops = list(self.rows(STOP))
+        stops, cache, matrices = list(self.rows(STOP)), self.one(KV_CACHE), self.one(MATRICES)
         return Run(
             **RUN.fields(row),
             prompt_tokens=tuple(PromptToken(*values) for _, *values in self.rows(PROMPT_TOKEN)),
@@ -125,6 +127,8 @@ class RowReader:
             stop_strings=tuple(string for _, _, string in stops if string is not None),
             versions={name: version for _, name, version in self.rows(VERSION)},
             notes=tuple(note for _, note in self.rows(NOTE)),
+            cache_dtype=None if cache is None else cache[1],
+            weights=None if matrices is None else matrices[1],
         )
 
     def _setting(self, value_type: str, name: str, value: Any, origin: str) -> Setting:

@@ -13,6 +13,7 @@ from decodescope.errors import InputError
 FinishReason = Literal["stop", "length", "interrupted", "error"]
 Action = Literal["warn", "stop", "temperature", "release"]  # what a guard does; release: back to the run's own
 Value = float | int | bool | str | None
+HELD = ("dtype", "cache_dtype", "weights")  # of a run; settings of forks that were computed in others
 GUARDS = "guards"  # the one setting that is none of sampling: the rules as they were given, spaces between them
 
 
@@ -63,6 +64,8 @@ class Run:
     versions: dict[str, str]
     started_at: str  # ISO 8601, UTC
     notes: tuple[str, ...] = ()  # things the reader should know: catalogue keys, some as `key:detail`
+    cache_dtype: str | None = None  # what keys and values were held in, where it was not `dtype`
+    weights: str | None = None  # what matrices were held in, where it was not `dtype`: packed, float16, int8 ...
 
     @property
     def sampling(self) -> dict[str, Value]:
@@ -248,8 +251,8 @@ class Trace:
             raise InputError("trace.no_branch", number=number, count=len(self.branches))
         root, fork = self.root or self.run, self.branches[number - 1]
         settings = {each.name: each for each in (*root.settings, *fork.settings)}
-        dtype = settings.pop("dtype", None)
-        run = replace(root, settings=tuple(settings.values()), dtype=str(dtype.value) if dtype else root.dtype)
+        held: dict[str, Any] = {name: settings.pop(name).value for name in HELD if name in settings}
+        run = replace(root, settings=tuple(settings.values()), **held)
         return Trace(run, self.steps, fork.end, self.branches, self.forker, root)
 
     def path(self) -> list[Step]:

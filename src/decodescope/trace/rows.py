@@ -12,6 +12,8 @@ from decodescope.trace.tables import (
     CANDIDATE,
     DRAW,
     INTERVENTION,
+    KV_CACHE,
+    MATRICES,
     NODE,
     NOTE,
     PROMPT_TOKEN,
@@ -34,6 +36,8 @@ def run_rows(run: Run) -> Rows:
     stops = [(token_id, None) for token_id in run.stop_ids] + [(None, text) for text in run.stop_strings]
     return {
         RUN: [(1, *RUN.kept(run))],
+        KV_CACHE: [] if run.cache_dtype is None else [(1, run.cache_dtype)],
+        MATRICES: [] if run.weights is None else [(1, run.weights)],
         SETTING: [(i, _value_type(each), *SETTING.kept(each)) for i, each in enumerate(run.settings)],
         STOP: [(i, *stop) for i, stop in enumerate(stops)],
         VERSION: [(i, *version) for i, version in enumerate(run.versions.items())],

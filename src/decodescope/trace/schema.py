@@ -103,8 +103,17 @@ CREATE TABLE reopened ( -- one row each time that forks were added: ids below ne
 );
 """
 
+_VERSION_4 = """
+CREATE TABLE kv_cache ( -- one row where keys and values were held in another dtype than the run's: this one
+  id INTEGER PRIMARY KEY CHECK (id = 1), dtype TEXT NOT NULL
+);
+CREATE TABLE matrices ( -- one row where matrices were held in another form than the run's dtype: this one
+  id INTEGER PRIMARY KEY CHECK (id = 1), form TEXT NOT NULL
+);
+"""
+
 # Script N brings a database from user_version N to N + 1.
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 FORMAT = len(MIGRATIONS)
 _DEFINED = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 

@@ -144,6 +144,8 @@ RUN = Table(
     " device:text attention:text use_cache:flag prompt_text:text max_new_tokens:int kv_bytes_per_token:int"
     " vocabulary:int started_at:text",
 )
+KV_CACHE = Table("kv_cache", "id:int dtype:text", since=4)
+MATRICES = Table("matrices", "id:int form:text", since=4)
 SETTING = Table("setting", "ordinal:int value_type:text name:text value:any origin:text", given=2)
 STOP = Table("stop", "ordinal:int token_id:int? string:text?")
 VERSION = Table("version", "ordinal:int name:text version:text")

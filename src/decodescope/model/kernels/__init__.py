@@ -1,8 +1,23 @@
 """Matrix products that read a weight as it is stored; compiled on first use, portable where they cannot be."""
 
 from decodescope.model.kernels.arena import Arena
+from decodescope.model.kernels.attention import attends, cached_attention
+from decodescope.model.kernels.build import is_built
 from decodescope.model.kernels.compiled import Report, available
 from decodescope.model.kernels.packed import Packed, row_bytes
-from decodescope.model.kernels.products import product, read_all, unpack_rows
+from decodescope.model.kernels.products import product, read_all, reads_well, unpack_rows
 
-__all__ = ["Arena", "Packed", "Report", "available", "product", "read_all", "row_bytes", "unpack_rows"]
+__all__ = [
+    "Arena",
+    "Packed",
+    "Report",
+    "attends",
+    "available",
+    "cached_attention",
+    "is_built",
+    "product",
+    "read_all",
+    "reads_well",
+    "row_bytes",
+    "unpack_rows",
+]

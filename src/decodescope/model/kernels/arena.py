@@ -5,6 +5,7 @@ Linux gives huge pages to memory that asks for them (`madvise`); elsewhere this 
 
 import math
 import mmap
+import threading
 from contextlib import suppress
 
 import torch
@@ -19,14 +20,16 @@ class Arena:
 
     def __init__(self, piece_bytes: int = 64 << 20) -> None:
         self._piece_bytes = piece_bytes
+        self._turn = threading.Lock()  # several readers take at once
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised contiguous tensor. Raises MemoryError where the system has no more."""
         size = math.prod(shape) * dtype.itemsize
-        if size > self._free.numel():
-            self._free = _huge_pages(max(self._piece_bytes, size))
-        taken, self._free = self._free[:size], self._free[-(-size // _LINE) * _LINE :]
+        with self._turn:
+            if size > self._free.numel():
+                self._free = _huge_pages(max(self._piece_bytes, size))
+            taken, self._free = self._free[:size], self._free[-(-size // _LINE) * _LINE :]
         return taken.view(dtype).view(shape)
 
 

@@ -1,12 +1,20 @@
-/* GGUF blocks -> float, value by value as ggml defines them (ggml-common.h of https://github.com/ggml-org/ggml).
+/* Blocks -> float, value by value as ggml defines them (ggml-common.h of https://github.com/ggml-org/ggml), and NF4.
  * Compiled without contraction, so that the bits are those of gguf_blocks.py. */
 #pragma once
 #include "lanes.h"
 
-enum format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, FORMATS };
+enum format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, NF4, FORMATS };
 
-static const int64_t BLOCK_VALUES[FORMATS] = {32, 32, 32, 32, 32, 256, 256, 256};
-static const int64_t BLOCK_BYTES[FORMATS] = {18, 20, 22, 24, 34, 144, 176, 210};
+static const int64_t BLOCK_VALUES[FORMATS] = {32, 32, 32, 32, 32, 256, 256, 256, 64};
+static const int64_t BLOCK_BYTES[FORMATS] = {18, 20, 22, 24, 34, 144, 176, 210, 34};
+
+/* Quantiles of the normal distribution, zero among them: QLoRA (https://arxiv.org/abs/2305.14314), appendix E. */
+static const float NF4_LEVELS[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+};
 
 /* quant * scale, and quant * scale + offset: rounded twice, as the definition does. */
 INLINE void put(float *out, bytes quants, float scale) { lanes_store(out, lanes_times(lanes_int8(quants), scale)); }
@@ -86,8 +94,19 @@ INLINE void unpack_six_bits(const uint8_t *b, float *out) {
     }
 }
 
+/* NF4: the largest magnitude of 64 values as float16, then the numbers of their levels, low nibbles first. */
+INLINE void unpack_normal(const uint8_t *b, float *out) {
+    float largest = half_float(load16(b));
+    for (int at = 0; at < 32; at += LANES) {
+        bytes levels = bytes_load(b + 2 + at);
+        lanes_store(out + at, lanes_times(lanes_picked(levels, NF4_LEVELS), largest));
+        lanes_store(out + at + 32, lanes_times(lanes_picked(levels >> 4, NF4_LEVELS), largest));
+    }
+}
+
 INLINE void unpack_block(const int format, const uint8_t *block, float *out) {
     if (format == Q8_0) unpack_bytes(block, out);
+    else if (format == NF4) unpack_normal(block, out);
     else if (format == Q6_K) unpack_six_bits(block, out);
     else if (format == Q4_K || format == Q5_K) unpack_groups(format, block, out);
     else unpack_nibbles(format, block, out);
@@ -104,4 +123,5 @@ INLINE void unpack_block(const int format, const uint8_t *block, float *out) {
         case Q4_K: CALL(Q4_K); break; \
         case Q5_K: CALL(Q5_K); break; \
         case Q6_K: CALL(Q6_K); break; \
+        case NF4: CALL(NF4); break;   \
     }

@@ -22,10 +22,11 @@ from decodescope.models.cache import cache_root
 Reason = Literal["platform", "no_compiler", "compile_failed", "cache_unwritable", "cache_unsafe", "load_failed"]
 
 SOURCE = Path(__file__).with_name("products.c")
-HEADERS = tuple(SOURCE.with_name(f"{name}.h") for name in ("lanes", "blocks", "fixed_point", "digits", "team"))
+HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
 COMPILERS = ("cc", "gcc", "clang")
 # No contraction: unpacked values are rounded as their definition says; the sums ask for fused steps themselves.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
+_SYSTEMS = ("Linux", "Darwin")
 _SECONDS = 120
 
 
@@ -40,9 +41,9 @@ class Built:
 
 def build(flags: tuple[str, ...] = FLAGS) -> Built:
     """The compiled kernels for this machine, from the cache where they lie there already. Never raises."""
-    if platform.system() not in ("Linux", "Darwin"):
+    if platform.system() not in _SYSTEMS:
         return Built(reason="platform", detail=platform.system())
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    compiler = _compiler()
     if compiler is None:
         return Built(reason="no_compiler")
     try:
@@ -53,6 +54,19 @@ def build(flags: tuple[str, ...] = FLAGS) -> Built:
         return _from_cache(library) or _compile(compiler, flags, library)
     except OSError as error:
         return Built(reason="cache_unwritable", detail=str(error))
+
+
+def is_built(flags: tuple[str, ...] = FLAGS) -> bool:
+    """Whether `build` will find its answer at once."""
+    compiler = _compiler()
+    if compiler is None or platform.system() not in _SYSTEMS:
+        return True
+    library = cache_root() / "kernels" / f"products-{_key(compiler, flags)}.so"
+    return library.exists() or library.with_suffix(".failed").exists()
+
+
+def _compiler() -> str | None:
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
 
 
 def _own_folder(folder: Path) -> Path | None:

@@ -12,7 +12,9 @@ from torch import Tensor
 from decodescope.model.kernels.build import Built, Reason, build
 from decodescope.model.kernels.packed import FORMATS, Packed
 
+_Size = ctypes.c_int64 * 3  # of a product
 MOST_ROWS = 16  # of activations: beyond, unpacking once for a matrix product of torch is faster
+_FORMATS = {name: number for number, name in enumerate(FORMATS)}
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum kind` in products.c
 
 
@@ -32,15 +34,19 @@ class Library:
         self._read = library.decodescope_read
         self._read.restype, self._read.argtypes = ctypes.c_uint64, [pointer, ctypes.c_int64, whole]
         self._unpack.argtypes = [whole, pointer, pointer, pointer, whole, whole]
+        self.attention = library.decodescope_attention  # see attention.py
+        self.attention.argtypes = [pointer, whole]
+        self._pack = library.decodescope_pack
+        self._pack.argtypes = [whole, whole, pointer, pointer, pointer, whole]
 
     def product(self, x: Float[Tensor, "M K"], weight: Packed | Tensor) -> Float[Tensor, "M N"]:
         """x W^T; both contiguous on the CPU, x in float32, a dense weight in float32, bfloat16 or float16."""
         (rows, columns), inputs = weight.shape, x.shape[0]
         out = torch.empty(inputs, rows)
-        size = (ctypes.c_int64 * 3)(rows, columns, inputs)
+        size = _Size(rows, columns, inputs)
         threads = torch.get_num_threads()
         if isinstance(weight, Packed):
-            kind, blocks = FORMATS.index(weight.format), weight.blocks.data_ptr()
+            kind, blocks = _FORMATS[weight.format], weight.blocks.data_ptr()
             if self._packed(kind, blocks, x.data_ptr(), out.data_ptr(), size, threads):
                 raise MemoryError("no memory for the activations' digits")
         else:
@@ -51,7 +57,12 @@ class Library:
         """Rows from `start` on into `out`, contiguous, float32 or bfloat16."""
         blocks = weight.blocks[start : start + out.shape[0]].data_ptr()
         size, as_bf16 = (ctypes.c_int64 * 2)(*out.shape), int(out.dtype == torch.bfloat16)
-        self._unpack(FORMATS.index(weight.format), blocks, out.data_ptr(), size, as_bf16, torch.get_num_threads())
+        self._unpack(_FORMATS[weight.format], blocks, out.data_ptr(), size, as_bf16, torch.get_num_threads())
+
+    def pack(self, rows: Float[Tensor, "N K"], out: Packed) -> bool:
+        """Contiguous rows of float32, bfloat16 or float16 as blocks; False: a value is beyond float16, or NaN."""
+        kinds, size = (_FORMATS[out.format], _KINDS[rows.dtype]), (ctypes.c_int64 * 2)(*rows.shape)
+        return not self._pack(*kinds, rows.data_ptr(), out.blocks.data_ptr(), size, torch.get_num_threads())
 
     def read(self, memory: Tensor) -> None:
         """Every whole 64-bit word of a contiguous tensor, by as many threads as a product."""
@@ -93,6 +104,5 @@ def available() -> Report:
 def takes(x: Tensor, weight: Packed | Tensor) -> bool:
     """Whether the compiled kernels know this product (apart from the number of rows)."""
     if isinstance(weight, Packed):
-        return x.device.type == "cpu" and weight.nbytes > 0
-    known = weight.dtype in _KINDS and weight.is_contiguous() and weight.numel() > 0
-    return known and x.device.type == weight.device.type == "cpu"
+        return x.is_cpu and min(weight.shape) > 0
+    return x.is_cpu and weight.is_cpu and weight.dtype in _KINDS and weight.is_contiguous() and weight.numel() > 0

@@ -5,7 +5,10 @@
  * (lanes.h). */
 #include <math.h>
 #include <stdlib.h>
+#include "attention.h"
 #include "blocks.h"
+#include "nf4.h"
+#include "numbers.h"
 #include "team.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__BMI2__)
@@ -20,9 +23,6 @@
 #define INPUTS_AT_ONCE 4
 #define WEIGHTS_AT_ONCE 1
 #endif
-
-enum kind { FLOAT32, BFLOAT16, FLOAT16 };
-static const int64_t KIND_BYTES[] = {4, 2, 2};
 
 const char *decodescope_instructions(void) {
 #if defined(DIGITS)
@@ -52,35 +52,21 @@ static int64_t rows_at_once(int64_t row_bytes) {
     return rows < 2 ? 2 : rows;
 }
 
-/* CALL(M) with a constant number of rows of activations, at most INPUTS_AT_ONCE; `M` rows are left to do. */
-#if INPUTS_AT_ONCE == 8
-#define WITH_ROWS(CALL, M)                      \
-    if (M >= 8) { CALL(8); }                    \
-    else if (M >= 4) { CALL(4); }               \
-    else if (M == 3) { CALL(3); }               \
-    else if (M == 2) { CALL(2); }               \
-    else { CALL(1); }
-#else
-#define WITH_ROWS(CALL, M)                      \
+/* CALL(M) with a constant number of rows of activations; `M` rows are left to do. */
+#define WITH_FEW_ROWS(CALL, M)                  \
     if (M >= 4) { CALL(4); }                    \
     else if (M == 3) { CALL(3); }               \
     else if (M == 2) { CALL(2); }               \
     else { CALL(1); }
+#if INPUTS_AT_ONCE == 8
+#define WITH_ROWS(CALL, M)                      \
+    if (M >= 8) { CALL(8); }                    \
+    else WITH_FEW_ROWS(CALL, M)
+#else
+#define WITH_ROWS WITH_FEW_ROWS
 #endif
 
 /* ---- weights that are numbers ---- */
-
-INLINE lanes load_lanes(const int kind, const uint8_t *row, int64_t at) {
-    if (kind == BFLOAT16) return lanes_bf16((const uint16_t *)row + at);
-    if (kind == FLOAT16) return lanes_half((const uint16_t *)row + at);
-    return lanes_float((const float *)row + at);
-}
-
-INLINE float load_one(const int kind, const uint8_t *row, int64_t at) {
-    if (kind == BFLOAT16) return bf16_float(((const uint16_t *)row)[at]);
-    if (kind == FLOAT16) return half_float(((const uint16_t *)row)[at]);
-    return ((const float *)row)[at];
-}
 
 /* R rows of weights against M rows of activations. A single pair takes four accumulators in turn. */
 INLINE void dense_rows(
@@ -143,6 +129,8 @@ void decodescope_dense(int kind, const uint8_t *w, const float *x, float *y, con
 
 /* ---- packed weights ---- */
 
+#define UNPACKED_FROM 8 /* rows of activations: from here on unpacking a row of weights is the smaller part */
+
 /* One row of blocks, unpacked block by block, against M rows of activations. */
 INLINE void row_floats(
     const int format, const int M, const uint8_t *row, const float *x, int64_t K, float *y, int64_t N) {
@@ -160,15 +148,38 @@ INLINE void row_floats(
     for (int m = 0; m < M; m++) y[m * N] = lanes_sum(sum[m]);
 }
 
-#if defined(DIGITS)
+/* The same against all rows of activations. */
+INLINE void float_rows(const int format, const problem *p, const uint8_t *row, float *y) {
+    const int64_t N = p->N, K = p->K, M = p->M;
+#define FLOAT_ROWS(ROWS) row_floats(format, ROWS, row, p->x + m * K, K, y + m * N, N), m += ROWS
+    for (int64_t m = 0; m < M;) WITH_ROWS(FLOAT_ROWS, M - m)
+}
 
 static void one_row_floats(int format, const uint8_t *row, const float *x, int64_t K, float *y) {
 #define ONE(FORMAT) row_floats(FORMAT, 1, row, x, K, y, 0)
     WITH_FORMAT(ONE, format)
 }
 
-/* Rows of K activations -> rows of chunks, in a buffer that this thread keeps. NULL: no memory. */
-static const chunk *prepare(int format, const float *x, int64_t K, int64_t M) {
+/* A sum that is not finite is done over value by value: infinities and NaN must stand as in the unpacked product. */
+INLINE void redo_nonfinite(const int format, const problem *p, const uint8_t *row, float *y) {
+    for (int64_t m = 0; m < p->M; m++)
+        if (!isfinite(y[m * p->N])) one_row_floats(format, row, p->x + m * p->K, p->K, y + m * p->N);
+}
+
+/* A row of NF4 against all rows of activations. */
+INLINE void normal_rows(const problem *p, const uint8_t *row, float *y) {
+    const int64_t N = p->N, K = p->K, M = p->M;
+#define NORMAL_ROWS(ROWS) row_normal(ROWS, row, p->x + m * K, K, y + m * N, N), m += ROWS
+    for (int64_t m = 0; m < M;) WITH_ROWS(NORMAL_ROWS, M - m)
+    redo_nonfinite(NF4, p, row, y);
+}
+
+#if defined(DIGITS)
+
+/* Rows of K activations -> rows of chunks, in a buffer that this thread keeps. NULL: no memory. NF4's levels are no
+ * whole numbers, and many rows are better met by floats: there the activations stay as they are. */
+static const void *prepare(int format, const float *x, int64_t K, int64_t M) {
+    if (format == NF4 || M >= UNPACKED_FROM) return x;
     static _Thread_local chunk *buffer;
     static _Thread_local size_t room;
     const int64_t chunks = (K + CHUNK - 1) / CHUNK;
@@ -185,31 +196,41 @@ static const chunk *prepare(int format, const float *x, int64_t K, int64_t M) {
     return buffer;
 }
 
-/* A sum that is not finite is done over in floats: infinities and NaN must stand as in the unpacked product. */
 INLINE void packed_row(const int format, const problem *p, const uint8_t *row, float *y) {
     const int64_t N = p->N, K = p->K, M = p->M, chunks = (K + CHUNK - 1) / CHUNK;
     const chunk *fixed = p->fixed;
+    if (format == NF4) {
+        normal_rows(p, row, y);
+        return;
+    }
 #define DIGIT_ROWS(ROWS) row_digits(format, ROWS, row, fixed + m * chunks, K, y + m * N, N), m += ROWS
-    for (int64_t m = 0; m < M;) WITH_ROWS(DIGIT_ROWS, M - m)
-    for (int64_t m = 0; m < M; m++)
-        if (!isfinite(y[m * N])) one_row_floats(format, row, p->x + m * K, K, y + m * N);
+    for (int64_t m = 0; m < M;) WITH_FEW_ROWS(DIGIT_ROWS, M - m)
+    redo_nonfinite(format, p, row, y);
 }
 
 #else
 
-static const float *prepare(int format, const float *x, int64_t K, int64_t M) {
+static const void *prepare(int format, const float *x, int64_t K, int64_t M) {
     return (void)format, (void)K, (void)M, x;
 }
 
 INLINE void packed_row(const int format, const problem *p, const uint8_t *row, float *y) {
-    const int64_t N = p->N, K = p->K, M = p->M;
-#define FLOAT_ROWS(ROWS) row_floats(format, ROWS, row, p->x + m * K, K, y + m * N, N), m += ROWS
-    for (int64_t m = 0; m < M;) WITH_ROWS(FLOAT_ROWS, M - m)
+    if (format == NF4) normal_rows(p, row, y);
+    else float_rows(format, p, row, y);
 }
 
 #endif
 
 static int64_t row_bytes_of(int format, int64_t K) { return K / BLOCK_VALUES[format] * BLOCK_BYTES[format]; }
+
+/* The way that needs no memory. */
+static void work_floats(const void *job, int64_t from, int64_t to) {
+    const problem *p = job;
+    const int64_t row_bytes = row_bytes_of(p->format, p->K);
+#define FLOATS(FORMAT) \
+    for (int64_t n = from; n < to; n++) float_rows(FORMAT, p, p->w + n * row_bytes, p->y + n)
+    WITH_FORMAT(FLOATS, p->format)
+}
 
 static void work_packed(const void *job, int64_t from, int64_t to) {
     const problem *p = job;
@@ -217,15 +238,6 @@ static void work_packed(const void *job, int64_t from, int64_t to) {
 #define RANGE(FORMAT) \
     for (int64_t n = from; n < to; n++) packed_row(FORMAT, p, p->w + n * row_bytes, p->y + n)
     WITH_FORMAT(RANGE, p->format)
-}
-
-/* y [M, N] = x [M, K] times w, N rows of blocks; size = N, K, M. Returns 0, or 1 when there was no memory. */
-int decodescope_packed(int format, const uint8_t *w, const float *x, float *y, const int64_t size[3], int threads) {
-    problem job = {.format = format, .w = w, .x = x, .y = y, .N = size[0], .K = size[1], .M = size[2]};
-    job.fixed = prepare(format, x, job.K, job.M);
-    if (!job.fixed) return 1;
-    share(work_packed, &job, job.N, rows_at_once(row_bytes_of(format, job.K)), threads);
-    return 0;
 }
 
 /* To nearest, ties to even; NaN stays NaN (quiet, positive or negative as torch writes it: 0x7fc0). */
@@ -246,6 +258,7 @@ typedef struct {
 INLINE void unpack_row(const int format, const uint8_t *row, int64_t K, void *out, const int as_bf16) {
     const int64_t values = BLOCK_VALUES[format];
     for (int64_t at = 0; at < K; at += values, row += BLOCK_BYTES[format]) {
+        for (int64_t line = 0; line < BLOCK_BYTES[format]; line += 64) prefetch(row + line);
         if (!as_bf16) {
             unpack_block(format, row, (float *)out + at);
             continue;
@@ -254,6 +267,45 @@ INLINE void unpack_row(const int format, const uint8_t *row, int64_t K, void *ou
         unpack_block(format, row, block);
         for (int i = 0; i < values; i++) ((uint16_t *)out)[at + i] = to_bf16(block[i]);
     }
+}
+
+/* Rows of weights are unpacked into a buffer that this thread keeps, in its cache, and meet all activations there. */
+static void work_unpacked(const void *job, int64_t from, int64_t to) {
+    static _Thread_local float *rows;
+    static _Thread_local size_t room;
+    const problem *p = job;
+    const int64_t K = p->K, row_bytes = row_bytes_of(p->format, K);
+    const size_t need = (size_t)(WEIGHTS_AT_ONCE * K) * sizeof(float);
+    if (need > room) {
+        free(rows);
+        rows = malloc(need);
+        room = rows ? need : 0;
+    }
+    if (!rows) {
+        work_floats(job, from, to);
+        return;
+    }
+    for (int64_t n = from; n < to; n += WEIGHTS_AT_ONCE) {
+        const int64_t count = to - n < WEIGHTS_AT_ONCE ? to - n : WEIGHTS_AT_ONCE;
+        for (int64_t r = 0; r < count; r++) {
+#define INTO_CACHE(FORMAT) unpack_row(FORMAT, p->w + (n + r) * row_bytes, K, rows + r * K, 0)
+            WITH_FORMAT(INTO_CACHE, p->format)
+        }
+        problem dense = *p;
+        dense.w = (const uint8_t *)rows;
+        dense.y = p->y + n;
+        dense_range(FLOAT32, &dense, 0, count);
+    }
+}
+
+/* y [M, N] = x [M, K] times w, N rows of blocks; size = N, K, M. Returns 0, or 1 when there was no memory. */
+int decodescope_packed(int format, const uint8_t *w, const float *x, float *y, const int64_t size[3], int threads) {
+    problem job = {.format = format, .w = w, .x = x, .y = y, .N = size[0], .K = size[1], .M = size[2]};
+    job.fixed = prepare(format, x, job.K, job.M);
+    if (!job.fixed) return 1;
+    work *run = job.M >= UNPACKED_FROM ? work_unpacked : work_packed;
+    share(run, &job, job.N, rows_at_once(row_bytes_of(format, job.K)), threads);
+    return 0;
 }
 
 static void work_unpack(const void *job, int64_t from, int64_t to) {
@@ -272,6 +324,8 @@ void decodescope_unpack(int format, const uint8_t *w, void *out, const int64_t s
     const unpacking job = {.format = format, .as_bf16 = as_bf16, .w = w, .out = out, .K = size[1]};
     share(work_unpack, &job, size[0], rows_at_once(row_bytes_of(format, size[1])), threads);
 }
+
+#include "quantize.h"
 
 /* ---- what memory can give ---- */
 

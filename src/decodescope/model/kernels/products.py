@@ -14,6 +14,7 @@ from decodescope.model.gguf_blocks import unpack_into
 from decodescope.model.kernels.compiled import MOST_ROWS, library, takes
 from decodescope.model.kernels.packed import Packed
 
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _TILE_VALUES = 1 << 21  # of an unpacked tile: 8 MiB in float32
 
 
@@ -22,10 +23,16 @@ def product(x: Float[Tensor, "... K"], weight: Packed | Float[Tensor, "N K"]) ->
     rows, columns = weight.shape
     if x.shape[-1] != columns:
         raise ValueError(f"{x.shape[-1]} activations against rows of {columns} weights")
-    flat = x.reshape(x.shape[:-1].numel(), columns).float().contiguous()
+    flat = (x if x.ndim == 2 else x.reshape(-1, columns)).float().contiguous()
     kernels = library() if flat.shape[0] <= MOST_ROWS and takes(flat, weight) else None
     out = kernels.product(flat, weight) if kernels else _by_tiles(flat, weight)
     return out.view(*x.shape[:-1], rows)
+
+
+def reads_well(x: Float[Tensor, "... K"], weight: Float[Tensor, "N K"]) -> bool:
+    """Whether our kernels beat torch's product for these activations: few rows against 16-bit numbers."""
+    few = x.numel() <= MOST_ROWS * weight.shape[1]
+    return few and weight.dtype in _SIXTEEN_BITS and takes(x, weight) and library() is not None
 
 
 def unpack_rows(weight: Packed, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "rows K"]:

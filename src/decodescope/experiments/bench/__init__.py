@@ -1,0 +1,1 @@
+"""Speed and memory, measured in turn with what the machine gives; other engines in processes of their own."""
