@@ -5,7 +5,7 @@ The reference has the same weights, dense in float32, and sees whole passages. A
 At every position KL(reference || precision) = sum p ln(p / q) in nats, float64 from float32 logits.
 
 Blocks of a GGUF file that need no more bits than asked for stay as they are: what quantising costs shows on
-a model in 16 bits (`convert_gguf.py` writes one). The formats of the KV cache are compared with a cache in 16 bits:
+a model in 16 bits (`convert_gguf.py` writes one). The formats of the KV cache are compared with one in 16 bits:
 one model, as it is stored, decodes the same tokens behind one cache of each format.
 """
 

@@ -137,7 +137,7 @@ def _said(plan: MemoryPlan, limit_bytes: int) -> str:
 
 
 def _cost_of_disk(model: CausalLM, count: int) -> str:
-    """What layers on disk cost, in a sentence: reading is measured, and tokens a second are what follows from it."""
+    """What layers on disk cost, in a sentence: reading is measured, tokens a second follow from it."""
     matrices = matrices_on_disk(model).values()
     size, speed = sum(matrix.nbytes for matrix in matrices), measured_read_speed(model)
     return t(

@@ -14,8 +14,6 @@ from decodescope.model.cache_formats import FORMATS, Held, Stored, room
 from decodescope.model.kernels import attends
 from decodescope.model.kernels.attention import MOST_QUERIES, _attention
 
-pytestmark = pytest.mark.full
-
 EVERY_FORMAT = pytest.mark.parametrize("held", FORMATS.values(), ids=str)
 LAW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

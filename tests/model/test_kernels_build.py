@@ -15,7 +15,6 @@ QUICK = ("-O0", *FLAGS[2:])
 
 HERE = any(shutil.which(name) for name in builder.COMPILERS)
 pytestmark = [
-    pytest.mark.full,  # until the model uses them
     pytest.mark.skipif(not HERE, reason="needs a C compiler; ends where there is one"),
 ]
 

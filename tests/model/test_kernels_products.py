@@ -19,7 +19,6 @@ from decodescope.model.kernels.compiled import MOST_ROWS, Library
 from decodescope.model.kernels.packed import FORMATS
 from decodescope.model.kernels.products import _by_tiles
 
-pytestmark = pytest.mark.full  # until the model uses them
 
 VALUES = {name: values for name, (values, _) in BLOCK_SIZES.items()}
 HALVES = {
