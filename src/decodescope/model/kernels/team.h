@@ -44,15 +44,17 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+#define CLOSED 0xffffffffu /* as the next piece: the job's data are being exchanged for another's */
+
 /* Takes pieces of job `number` until none is left. What is read about the job belongs to it if the exchange succeeds:
- * then a piece was still to do, and the job's data stay until the last piece is done. */
+ * `next` was not closed since, and the job's data stay until the last piece is done. */
 static void take_pieces(uint32_t number) {
     for (;;) {
         uint64_t at = atomic_load(&team.next);
         work *run = atomic_load(&team.run);
         const void *job = atomic_load(&team.job);
         int64_t size = atomic_load(&team.size), piece = atomic_load(&team.piece), from = (int64_t)(uint32_t)at * piece;
-        if (at >> 32 != number || from >= size) return;
+        if (at >> 32 != number || (uint32_t)at == CLOSED || from >= size) return;
         if (!atomic_compare_exchange_weak(&team.next, &at, at + 1)) continue;
         run(job, from, from + piece < size ? from + piece : size);
         atomic_fetch_add(&team.done, 1);
@@ -111,6 +113,8 @@ static void start_helpers(int wanted) {
 static void lead(work *run, const void *job, int64_t size, int64_t piece, int wanted) {
     const uint32_t pieces = (uint32_t)((size + piece - 1) / piece);
     uint32_t number = (uint32_t)(atomic_load(&team.next) >> 32) + 1;
+    /* A helper that has read the last job's place and not yet its size must not take the next one's for it. */
+    atomic_store(&team.next, (uint64_t)(number - 1) << 32 | CLOSED);
     atomic_store(&team.run, run);
     atomic_store(&team.job, job);
     atomic_store(&team.size, size);
