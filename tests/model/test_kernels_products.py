@@ -278,16 +278,3 @@ def test_tensors_of_an_arena_are_apart_aligned_and_outlive_it():
     for number, tensor in enumerate(taken):
         assert tensor.data_ptr() % 64 == 0 and tensor.is_contiguous()
         assert (tensor == number).all()
-
-
-@compiled
-@pytest.mark.full
-def test_a_helper_late_for_a_small_job_takes_nothing_of_the_large_one_after_it():
-    """Between two jobs the team's data are exchanged: whoever still looks at the old ones must find no piece there."""
-    small, large = (torch.randn(rows, 64).bfloat16() for rows in (2100, 90_000))
-    x = torch.randn(1, 64)
-    expected = [product(x, weight) for weight in (small, large)]
-    torch.set_num_threads(2)
-    for _ in range(20_000):
-        for weight, exact in zip((small, large), expected, strict=True):
-            assert torch.equal(product(x, weight), exact)
