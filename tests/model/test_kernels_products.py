@@ -19,7 +19,6 @@ from decodescope.model.kernels.compiled import MOST_ROWS, Library
 from decodescope.model.kernels.packed import FORMATS
 from decodescope.model.kernels.products import _by_tiles
 
-
 VALUES = {name: values for name, (values, _) in BLOCK_SIZES.items()}
 HALVES = {
     "Q4_0": [0],
