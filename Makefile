@@ -9,11 +9,14 @@ demo: .venv/installed
 	$(BIN)/decodescope pull starter
 	$(BIN)/decodescope run "$(PROMPT)"
 
+# Files side by side, a process for every core: most tests keep to one thread.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
 test: .venv/installed-dev models
-	$(BIN)/python -m pytest -m "not full"
+	$(PYTEST) -m "not full"
 
 test-full: .venv/installed-dev models
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

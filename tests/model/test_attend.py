@@ -13,7 +13,7 @@ from torch import Tensor
 from decodescope.model import attend as room_of_attend
 from decodescope.model import kernels
 from decodescope.model.attend import attend
-from decodescope.model.cache_formats import FORMATS, Held, Stored
+from decodescope.model.cache_formats import FORMATS, Held, Stored, has_scales
 from decodescope.model.checkpoint import load_model
 from decodescope.model.decoder import CausalLM
 from decodescope.model.kv_cache import KVCache
@@ -141,20 +141,23 @@ def test_rows_behind_one_past_go_on_as_straight_runs_and_copy_nothing_of_it(mode
     with monkeypatch.context() as patch:
         patch.setattr(Held, "plain", lambda _: pytest.fail("joined"))
         found = in_chunks(model, ends, [1] * 8, rows)
+    # Three rows at once differ from one in the last bit, and a number in a byte may then be its neighbour.
+    within = ERROR[name] if has_scales(held) else 1e-5
     for i, cache in enumerate(straight):
         expected = in_chunks(model, ends[i : i + 1], [1] * 8, cache)[0]
-        torch.testing.assert_close(found[i], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found[i], expected, atol=within, rtol=0)
 
 
 @EVERY_FORMAT
 def test_a_truncated_cache_goes_on_as_if_the_rest_had_never_been(models, ours, name):
     model, ids, other = models["qwen3"], ids_of(1, 30), ids_of(1, 5, seed=5)
     cut, straight = KVCache(LAYERS, FORMATS[name]), KVCache(LAYERS, FORMATS[name])
-    model(ids, cut)
+    for cache in (cut, straight):  # alike, since keys in bytes are held less the centre of the first ones
+        model(ids[:, :12], cache)
+    model(ids[:, 12:], cut)
     cut.truncate(12)
-    model(ids[:, :12], straight)
     sizes = [1] * 5
-    torch.testing.assert_close(in_chunks(model, other, sizes, cut), in_chunks(model, other, sizes, straight))
+    assert torch.equal(in_chunks(model, other, sizes, cut), in_chunks(model, other, sizes, straight))
 
 
 @EVERY_FORMAT

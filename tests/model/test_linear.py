@@ -151,13 +151,16 @@ def test_activations_beyond_float16_do_not_overflow_in_float16(tiny_folders):
     for model in models:
         model.model.layers[0].mlp.down_proj.weight.mul_(0).add_(30_000)
         model.model.layers[1].mlp.up_proj.weight.mul_(300)
+    with torch.no_grad():  # the same numbers in both: how they are rounded is not what this is about
+        for half, whole in zip(*(model.parameters() for model in models), strict=True):
+            whole.copy_(half)
     ids, seen = random_ids(1, 20), []
     hook = models[0].model.layers[1].register_forward_hook(lambda _, __, out: seen.append(float(out.abs().max())))
     found, expected = (logits(model, ids) for model in models)
     hook.remove()
     assert seen[0] > 65504 * 2, "the model must have such activations for this to show anything"
     assert found.isfinite().all()
-    torch.testing.assert_close(found, expected, atol=5e-2, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
 def test_without_a_compiler_a_gguf_model_is_dense_and_the_same(tmp_path, tiny_folders):
