@@ -12,6 +12,7 @@ one may be replaced or taken back (`replace`, `rewind`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -20,7 +21,10 @@ from torch import Tensor
 
 from decodescope.errors import InputError
 from decodescope.model.decoder import CausalLM
+from decodescope.model.kernels import helpers_alone
+from decodescope.model.kernels.compiled import MOST_ROWS
 from decodescope.model.kv_cache import KVCache
+from decodescope.model.linear import by_kernels
 from decodescope.probe import Tap
 from decodescope.sampling.sampler import Choice, Sampler
 from decodescope.sequences import common_length
@@ -103,7 +107,7 @@ class Decoding:
         self._joint = all(row.prompt == self._rows[0].prompt for row in self._rows)  # until they part
         self._trunk = NOTHING  # what a batch read as one row
         self.cache = self._usable(past)
-        self._device = model.device
+        self._device, self._by_kernels = model.device, by_kernels(model)
         self._logits: Tensor | None = None  # B V, of the active rows
         self.tap: Tap | None = None  # looks at every pass
         self.on_prefill: Callable[[int, int], None] | None = None  # told (positions done, positions in all)
@@ -209,8 +213,9 @@ class Decoding:
 
     def _pass(self, ids: Tensor, cache: KVCache | None, padding: Tensor | None) -> Tensor:
         """Logits [B, V] behind the last position."""
-        every = self.limits.every_logit
-        logits: Tensor = self.model(ids, cache, padding, every_logit=every, tap=self.tap)  # B T V
+        every, few = self.limits.every_logit, ids.numel() <= MOST_ROWS
+        with helpers_alone() if few and self._by_kernels else nullcontext():
+            logits: Tensor = self.model(ids, cache, padding, every_logit=every, tap=self.tap)  # B T V
         return logits[:, -1]
 
     @property

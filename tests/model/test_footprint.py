@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_rows_are_for_what_can_be_run():
 
 def test_a_vocabulary_that_is_read_is_in_what_the_process_takes():
     before, after = (process_bytes(1000, SEVEN.config, vocabulary_read=read) for read in (False, True))
-    assert before - after == 600 * 152_064
+    assert before - after == 750 * 152_064
 
 
 def printed(*arguments: str, stdin: str = "") -> list[dict[str, Any]]:
@@ -126,10 +127,13 @@ CASES = [
 def test_what_a_run_takes_at_most_is_within_5_percent_of_what_was_told(model, name, how, activations, request):
     request.getfixturevalue({"starter": "starter_path", "starter-small": "small_path"}[model])
     (card,) = printed("model", "-m", model)
-    *_, step, end = printed("run", "-", "--raw", "-m", model, "-n", "4", *how, stdin=WORDS)
+    peaks = []
+    for _ in range(3):  # what the allocator keeps for later is another 2 or 3 percent every time
+        *_, step, end = printed("run", "-", "--raw", "-m", model, "-n", "4", *how, stdin=WORDS)
+        peaks.append(end["peak_rss_bytes"])
     assert end["prompt_tokens"] > 512
     cache = step["kv"]["allocated_bytes"]
     blocks = -(-step["kv"]["tokens"] // 256) * 256
     assert cache == blocks * card["kv_bytes_per_token"][activations]
     told = card["fit"]["dtypes"][name]["needed_bytes"] + cache
-    assert told == pytest.approx(end["peak_rss_bytes"], rel=0.05)
+    assert told == pytest.approx(median(peaks), rel=0.05)

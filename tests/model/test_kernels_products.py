@@ -81,7 +81,7 @@ def test_each_way_through_is_compiled(library: Library, request: pytest.FixtureR
 def test_a_packed_product_is_the_dense_one_within_rounding(library, block_format, rows, blocks, inputs, seed):
     weight = random_packed(block_format, rows, blocks, seed)
     x = activations(inputs, weight.shape[1])
-    assert_product(library.product(x, weight), x, unpacked(weight))
+    assert_product(library.products(x, (weight,), (None,)), x, unpacked(weight))
 
 
 @pytest.mark.parametrize("dtype", DENSE, ids=str)
@@ -89,7 +89,7 @@ def test_a_packed_product_is_the_dense_one_within_rounding(library, block_format
 @given(rows=st.integers(1, 40), columns=st.integers(1, 200), inputs=st.integers(1, 17))
 def test_a_product_with_16_bit_numbers_is_the_dense_one_within_rounding(library, dtype, rows, columns, inputs):
     weight, x = torch.randn(rows, columns).to(dtype), activations(inputs, columns)
-    assert_product(library.product(x, weight), x, weight.float())
+    assert_product(library.products(x, (weight,), (None,)), x, weight.float())
 
 
 @pytest.mark.parametrize("block_format", FORMATS)
@@ -116,7 +116,7 @@ def test_extreme_scales_come_through_as_in_the_unpacked_form(library, block_form
     for at in HALVES[block_format]:
         weight.blocks[1, at], weight.blocks[1, at + 1] = half & 255, half >> 8
     x = activations(2, weight.shape[1])
-    dense, found = unpacked(weight), library.product(x, weight)
+    dense, found = unpacked(weight), library.products(x, (weight,), (None,))
     expected = x @ dense.T
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isinf(), expected.isinf())
@@ -130,7 +130,7 @@ def test_extreme_activations_come_through_as_in_the_dense_product(library, block
     weight = random_packed(block_format, 5, 4)
     x = activations(3, weight.shape[1])
     x[1, 40 % x.shape[1]] = value
-    dense, found = unpacked(weight), library.product(x, weight)
+    dense, found = unpacked(weight), library.products(x, (weight,), (None,))
     assert torch.equal(found.isfinite(), (x @ dense.T).isfinite())
     finite = x.isfinite().all(dim=1)
     assert_product(found[finite], x[finite], dense)
@@ -142,7 +142,7 @@ def test_a_group_of_equal_largest_values_keeps_its_digits(library):
     for largest in torch.logspace(-20, 20, 400).tolist():
         x = torch.full((1, 256), largest)
         x[:, ::3] = -largest
-        assert_product(library.product(x, weight), x, unpacked(weight))
+        assert_product(library.products(x, (weight,), (None,)), x, unpacked(weight))
 
 
 @compiled

@@ -13,9 +13,10 @@ from decodescope.generate import Limits, generate
 from decodescope.model import kernels
 from decodescope.model.checkpoint import load_model
 from decodescope.model.kernels import Packed, row_bytes
+from decodescope.model.kernels.compiled import MOST_MATRICES
 from decodescope.model.kernels.packed import FORMATS
 from decodescope.model.kv_cache import KVCache
-from decodescope.model.linear import Embedding, Linear, Matrix
+from decodescope.model.linear import Embedding, Linear, Matrix, by_kernels, together
 from decodescope.model.memory import held_bytes
 from decodescope.sampling.params import resolve
 from decodescope.sampling.sampler import Sampler
@@ -94,7 +95,46 @@ def test_what_is_held_can_be_exchanged_for_anything_else():
         assert linear.stored_as == name and linear.shape == (24, 512) and linear[2:5].shape == (3, 512)
 
 
+MIXED = [
+    ("Q5_0", "Q5_0", "Q8_0"),
+    ("Q4_K", "NF4", "bfloat16"),
+    ("float16", "Q6_K"),
+    ("float32", "Q4_0"),
+    ("Q8_0",),
+]
+
+
+@pytest.mark.parametrize("names", MIXED, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_matrices_together_give_what_each_gives_alone_bit_by_bit(names, rows, dtype):
+    biases = [torch.randn(24).to(dtype), None, torch.randn(24).to(dtype)]
+    linears = [linear_with(held(name), bias) for name, bias in zip(names, biases, strict=False)]
+    x = torch.randn(rows, 1, 512).to(dtype)
+    with torch.inference_mode():
+        found, alone = together(x, *linears), [linear(x) for linear in linears]
+    for one, other in zip(found, alone, strict=True):
+        assert one.dtype == dtype and one.shape == (rows, 1, 24)
+        assert torch.equal(one, other)
+
+
+@compiled
+def test_more_matrices_than_a_call_takes_are_multiplied_one_by_one():
+    linears, x = [linear_with(held("Q8_0")) for _ in range(MOST_MATRICES + 1)], torch.randn(1, 512)
+    with torch.inference_mode():
+        assert all(map(torch.equal, together(x, *linears), [linear(x) for linear in linears]))
+
+
 # Models
+
+
+@compiled
+def test_only_a_model_whose_every_matrix_our_kernels_read_needs_none_of_torchs_products(tmp_path, tiny_folders):
+    for dtype, expected in (("float32", False), ("bfloat16", True), ("float16", True)):
+        model = load_model(tiny_folders["qwen2-gqa"], dtype)[0]
+        assert by_kernels(model) == expected
+    model.model.layers[1].mlp.up_proj.hold(torch.randn(model.model.layers[1].mlp.up_proj.shape))
+    assert not by_kernels(model)
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:

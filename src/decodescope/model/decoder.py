@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from decodescope.model.attend import attend
 from decodescope.model.config import ModelConfig
 from decodescope.model.kv_cache import KVCache
-from decodescope.model.linear import Embedding, Linear
+from decodescope.model.linear import Embedding, Linear, together
 from decodescope.model.mask import Mask, build_masks
 from decodescope.model.rope import inverse_frequencies, rotary_table, rotate
 from decodescope.probe import Attended, Tap, show
@@ -59,9 +59,7 @@ class Attention(nn.Module):
     def forward(
         self, attn_norm: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None, tap: Tap | None = None
     ) -> Tensor:
-        q = self.heads(self.q_proj(attn_norm))  # B H T d
-        k = self.heads(self.k_proj(attn_norm))  # B K T d
-        v = self.heads(self.v_proj(attn_norm))  # B K T d
+        q, k, v = map(self.heads, together(attn_norm, self.q_proj, self.k_proj, self.v_proj))  # B H|K|K T d
         q_norm, k_norm = self.q_norm(q), self.k_norm(k)  # B H T d, B K T d
         q_rot = rotate(q_norm, rotary)  # B H T d
         k_rot = rotate(k_norm, rotary)  # B K T d
@@ -87,8 +85,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(width, D, bias=config.mlp_bias)
 
     def forward(self, mlp_norm: Tensor, tap: Tap | None = None) -> Tensor:
-        gate = self.gate_proj(mlp_norm)  # B T F
-        up = self.up_proj(mlp_norm)  # B T F
+        gate, up = together(mlp_norm, self.gate_proj, self.up_proj)  # B T F, B T F
         act = F.silu(gate) * up  # B T F
         mlp_out: Tensor = self.down_proj(act)  # B T D
         if tap is not None:

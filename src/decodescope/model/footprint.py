@@ -19,9 +19,8 @@ PROMPT_PIECE = 512  # positions of a long prompt that go through the model at on
 _CACHE_BLOCK = 256  # positions that the cache grows by
 # Measured in whole processes, beside what can be counted: for each id a vocabulary and then tables, what
 # allocators keep, what choosing and recording a token takes, the work memory of large products.
-_VOCABULARY_PER_ID = 600
-_TABLES_PER_ID = 200
-_SLACK_BYTES = 24 << 20
+_VOCABULARY_PER_ID = 750
+_TABLES_PER_ID = 400
 _STEP_BYTES = 16 << 20
 _PROMPT_BYTES = 16 << 20
 
@@ -64,7 +63,7 @@ def footprint(
 def process_bytes(resident_bytes: int, config: ModelConfig, *, vocabulary_read: bool) -> int:
     """What a process takes without weights that takes `resident_bytes` now, having imported what it needs."""
     per_id = _TABLES_PER_ID if vocabulary_read else _TABLES_PER_ID + _VOCABULARY_PER_ID
-    return resident_bytes + _SLACK_BYTES + per_id * config.vocab_size
+    return resident_bytes + per_id * config.vocab_size
 
 
 def what_fits(weights: Weights, process_bytes: int, memory: tuple[int, int], stored: bool) -> dict[str, Any]:

@@ -5,13 +5,15 @@ Activations keep the dtype they come in. Few rows of them against 16-bit numbers
 which read each weight once, as it is stored; everything else is torch's product, for blocks tile by tile.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from decodescope.model.bitsandbytes import Quantized
-from decodescope.model.kernels import Packed, product, reads_well, unpack_rows
+from decodescope.model.kernels import Packed, available, product, products, reads, unpack_rows
 from decodescope.model.on_disk import OnDisk
 
 
@@ -79,16 +81,33 @@ class Linear(Matrix):
         if isinstance(self.weight, Quantized):
             return self._with_bias(self.weight.product(x))
         weight = self.in_memory
-        if isinstance(weight, Packed) or reads_well(x, weight):
-            return self._with_bias(product(x, weight)).to(x.dtype)
-        if weight.dtype == x.dtype:
+        ours = products(x, (weight,), (self.bias,))
+        if ours is not None:
+            return ours[0].to(x.dtype)
+        if not isinstance(weight, Packed) and weight.dtype == x.dtype:
             return F.linear(x, weight, self.bias)
-        if weight.device.type == "cpu":
+        if isinstance(weight, Packed) or weight.device.type == "cpu":
             return self._with_bias(product(x, weight)).to(x.dtype)
         return self._with_bias(F.linear(x.to(weight.dtype), weight).to(x.dtype))
 
     def _with_bias(self, y: Tensor) -> Tensor:
         return y if self.bias is None else y.add_(self.bias)
+
+
+def together(x: Float[Tensor, "... K"], *linears: Linear) -> Sequence[Float[Tensor, "... N"]]:
+    """What each makes of the same x, bit by bit. Matrices that our kernels read are one piece of work: a small one
+    leaves helpers little to do, and every call has its price.
+    """
+    ours = products(x, [linear.weight for linear in linears], [linear.bias for linear in linears])
+    if ours is None:
+        return [linear(x) for linear in linears]
+    return ours if x.dtype == ours[0].dtype else [y.to(x.dtype) for y in ours]
+
+
+def by_kernels(model: nn.Module) -> bool:
+    """Whether few rows of activations meet none of torch's products: our kernels read every matrix."""
+    compiled = available().instructions is not None
+    return compiled and all(reads(each.weight) for each in model.modules() if isinstance(each, Linear))
 
 
 class Embedding(Matrix):

@@ -5,7 +5,8 @@ from decodescope.model.kernels.attention import attends, cached_attention
 from decodescope.model.kernels.build import is_built
 from decodescope.model.kernels.compiled import Report, available
 from decodescope.model.kernels.packed import Packed, row_bytes
-from decodescope.model.kernels.products import product, read_all, reads_well, unpack_rows
+from decodescope.model.kernels.products import product, products, read_all, reads, unpack_rows
+from decodescope.model.kernels.threads import helpers_alone
 
 __all__ = [
     "Arena",
@@ -14,10 +15,12 @@ __all__ = [
     "attends",
     "available",
     "cached_attention",
+    "helpers_alone",
     "is_built",
     "product",
+    "products",
     "read_all",
-    "reads_well",
+    "reads",
     "row_bytes",
     "unpack_rows",
 ]

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from decodescope.model.kernels.compiled import Library, library
+from decodescope.model.kernels.threads import threads
 
 if TYPE_CHECKING:
     from decodescope.model.cache_formats import Held, Stored
@@ -67,7 +68,7 @@ def _attention(kernels: Library, q: Tensor, keys: "Held", values: "Held", visibl
     mask, steps = (None, (0, 0)) if visible is None else (visible.data_ptr(), _mask_steps(visible))
     sizes, scale = (B, H, keys.stretches[0].numbers.shape[1], T, d), math.log2(math.e) / math.sqrt(d)
     job = _Attention(_KINDS[keys.dtype], len(pairs), past, sizes, mask, steps, q.data_ptr(), scale, out.data_ptr())
-    if kernels.attention(ctypes.byref(job), torch.get_num_threads()):
+    if kernels.attention(ctypes.byref(job), threads()):
         raise MemoryError("no memory for the parts of an attention")
     return out
 

@@ -112,6 +112,8 @@ INLINE void unpack_block(const int format, const uint8_t *block, float *out) {
     else unpack_nibbles(format, block, out);
 }
 
+static int64_t row_bytes_of(int format, int64_t K) { return K / BLOCK_VALUES[format] * BLOCK_BYTES[format]; }
+
 /* CALL(format) with a constant for each format, so that the compiler makes a loop of its own for every one. */
 #define WITH_FORMAT(CALL, format)    \
     switch (format) {                \

@@ -1,6 +1,7 @@
 """The compiled kernels as Python functions: tensors in, tensors out, sizes checked here."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,26 +12,26 @@ from torch import Tensor
 
 from decodescope.model.kernels.build import Built, Reason, build
 from decodescope.model.kernels.packed import FORMATS, Packed
+from decodescope.model.kernels.threads import threads
 
-_Size = ctypes.c_int64 * 3  # of a product
 MOST_ROWS = 16  # of activations: beyond, unpacking once for a matrix product of torch is faster
+MOST_MATRICES = 4  # in one call
+_NUMBERS = [ctypes.c_int64 * (3 + 6 * count) for count in range(MOST_MATRICES + 1)]  # `request` in products.c
 _FORMATS = {name: number for number, name in enumerate(FORMATS)}
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum kind` in products.c
 
 
 class Library:
-    """The loaded library. ctypes lets go of the interpreter during a call, and torch says how many threads."""
+    """The loaded library. ctypes lets go of the interpreter during a call; `threads` says how many take part."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         library.decodescope_instructions.restype = ctypes.c_char_p
         self.instructions: str = library.decodescope_instructions().decode()
         whole, pointer = ctypes.c_int, ctypes.c_void_p
-        self._dense, self._packed, self._unpack = (
-            library.decodescope_dense, library.decodescope_packed, library.decodescope_unpack,
-        )  # fmt: skip
-        self._dense.argtypes = self._packed.argtypes = [whole, pointer, pointer, pointer, pointer, whole]
-        self._dense.restype = self._unpack.restype = None
+        self._products, self._unpack = library.decodescope_products, library.decodescope_unpack
+        self._products.argtypes = [pointer, whole, pointer, pointer, whole]
+        self._unpack.restype = None
         self._read = library.decodescope_read
         self._read.restype, self._read.argtypes = ctypes.c_uint64, [pointer, ctypes.c_int64, whole]
         self._unpack.argtypes = [whole, pointer, pointer, pointer, whole, whole]
@@ -39,34 +40,41 @@ class Library:
         self._pack = library.decodescope_pack
         self._pack.argtypes = [whole, whole, pointer, pointer, pointer, whole]
 
-    def product(self, x: Float[Tensor, "M K"], weight: Packed | Tensor) -> Float[Tensor, "M N"]:
-        """x W^T; both contiguous on the CPU, x in float32, a dense weight in float32, bfloat16 or float16."""
-        (rows, columns), inputs = weight.shape, x.shape[0]
-        out = torch.empty(inputs, rows)
-        size = _Size(rows, columns, inputs)
-        threads = torch.get_num_threads()
-        if isinstance(weight, Packed):
-            kind, blocks = _FORMATS[weight.format], weight.blocks.data_ptr()
-            if self._packed(kind, blocks, x.data_ptr(), out.data_ptr(), size, threads):
-                raise MemoryError("no memory for the activations' digits")
-        else:
-            self._dense(_KINDS[weight.dtype], weight.data_ptr(), x.data_ptr(), out.data_ptr(), size, threads)
+    def products(
+        self, x: Float[Tensor, "... K"], weights: Sequence[Packed | Tensor], biases: Sequence[Tensor | None]
+    ) -> Float[Tensor, "... N"]:
+        """x W^T + b of up to MOST_MATRICES weights, side by side: each is read once, all are one piece of work.
+
+        All contiguous on the CPU, x in float32, what is dense in float32, bfloat16 or float16.
+        """
+        columns, rows = x.shape[-1], sum([weight.shape[0] for weight in weights])
+        numbers = [rows, columns, x.numel() // columns if columns else len(x)]
+        for weight, bias in zip(weights, biases, strict=True):
+            if isinstance(weight, Packed):
+                numbers += (1, _FORMATS[weight.format], weight.blocks.data_ptr(), weight.shape[0])
+            else:
+                numbers += (0, _KINDS[weight.dtype], weight.data_ptr(), weight.shape[0])
+            numbers += (0, 0) if bias is None else (bias.data_ptr(), _KINDS[bias.dtype])
+        out = torch.empty(*x.shape[:-1], rows)
+        wanted = _NUMBERS[len(weights)](*numbers)
+        if self._products(wanted, len(weights), x.data_ptr(), out.data_ptr(), threads()):
+            raise MemoryError("no memory for the activations' digits")
         return out
 
     def unpack(self, weight: Packed, start: int, out: Float[Tensor, "rows K"]) -> None:
         """Rows from `start` on into `out`, contiguous, float32 or bfloat16."""
         blocks = weight.blocks[start : start + out.shape[0]].data_ptr()
         size, as_bf16 = (ctypes.c_int64 * 2)(*out.shape), int(out.dtype == torch.bfloat16)
-        self._unpack(_FORMATS[weight.format], blocks, out.data_ptr(), size, as_bf16, torch.get_num_threads())
+        self._unpack(_FORMATS[weight.format], blocks, out.data_ptr(), size, as_bf16, threads())
 
     def pack(self, rows: Float[Tensor, "N K"], out: Packed) -> bool:
         """Contiguous rows of float32, bfloat16 or float16 as blocks; False: a value is beyond float16, or NaN."""
         kinds, size = (_FORMATS[out.format], _KINDS[rows.dtype]), (ctypes.c_int64 * 2)(*rows.shape)
-        return not self._pack(*kinds, rows.data_ptr(), out.blocks.data_ptr(), size, torch.get_num_threads())
+        return not self._pack(*kinds, rows.data_ptr(), out.blocks.data_ptr(), size, threads())
 
     def read(self, memory: Tensor) -> None:
         """Every whole 64-bit word of a contiguous tensor, by as many threads as a product."""
-        self._read(memory.data_ptr(), memory.nbytes // 8, torch.get_num_threads())
+        self._read(memory.data_ptr(), memory.nbytes // 8, threads())
 
 
 @dataclass(frozen=True, slots=True)

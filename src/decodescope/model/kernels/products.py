@@ -5,13 +5,16 @@ more rows, or on a machine without a compiler, the weight is unpacked tile by ti
 weights are exact and activations and sums float32 in both.
 """
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from decodescope.model.gguf_blocks import unpack_into
-from decodescope.model.kernels.compiled import MOST_ROWS, library, takes
+from decodescope.model.kernels.compiled import MOST_MATRICES, MOST_ROWS, library, takes
 from decodescope.model.kernels.packed import Packed
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -20,19 +23,37 @@ _TILE_VALUES = 1 << 21  # of an unpacked tile: 8 MiB in float32
 
 def product(x: Float[Tensor, "... K"], weight: Packed | Float[Tensor, "N K"]) -> Float[Tensor, "... N"]:
     """x W^T as float32 for activations of any floating dtype. Raises ValueError where K differs."""
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     if x.shape[-1] != columns:
         raise ValueError(f"{x.shape[-1]} activations against rows of {columns} weights")
-    flat = (x if x.ndim == 2 else x.reshape(-1, columns)).float().contiguous()
-    kernels = library() if flat.shape[0] <= MOST_ROWS and takes(flat, weight) else None
-    out = kernels.product(flat, weight) if kernels else _by_tiles(flat, weight)
-    return out.view(*x.shape[:-1], rows)
+    flat = x.float().contiguous()
+    kernels = library() if x.numel() <= MOST_ROWS * columns and takes(flat, weight) else None
+    return kernels.products(flat, (weight,), (None,)) if kernels else _by_tiles(flat, weight)
 
 
-def reads_well(x: Float[Tensor, "... K"], weight: Float[Tensor, "N K"]) -> bool:
-    """Whether our kernels beat torch's product for these activations: few rows against 16-bit numbers."""
-    few = x.numel() <= MOST_ROWS * weight.shape[1]
-    return few and weight.dtype in _SIXTEEN_BITS and takes(x, weight) and library() is not None
+def products(
+    x: Float[Tensor, "... K"], weights: Sequence[object], biases: Sequence[Tensor | None]
+) -> Sequence[Float[Tensor, "... N"]] | None:
+    """x W^T + b in float32 of weights that our kernels read better than torch does; None where one is not such.
+
+    That is blocks, or 16-bit numbers, against few rows of activations.
+    """
+    if not (0 < x.numel() <= MOST_ROWS * x.shape[-1] and x.is_cpu and len(weights) <= MOST_MATRICES):
+        return None
+    known, kernels = [weight for weight in weights if reads(weight)], library()
+    if kernels is None or len(known) < len(weights):
+        return None
+    out = kernels.products(x.float().contiguous(), known, biases)
+    return (out,) if len(known) == 1 else torch.split(out, [weight.shape[0] for weight in known], dim=-1)
+
+
+def reads(weight: object) -> TypeGuard[Packed | Tensor]:
+    """Whether our kernels, where there are some, read this better than torch: blocks or numbers of 16 bits."""
+    if isinstance(weight, Packed):
+        return True
+    return (
+        isinstance(weight, Tensor) and weight.dtype in _SIXTEEN_BITS and weight.is_cpu and weight.is_contiguous()
+    )
 
 
 def unpack_rows(weight: Packed, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "rows K"]:
@@ -56,9 +77,9 @@ def read_all(memory: Tensor) -> None:
         memory.view(torch.uint8).sum()
 
 
-def _by_tiles(x: Float[Tensor, "M K"], weight: Packed | Tensor) -> Float[Tensor, "M N"]:
+def _by_tiles(x: Float[Tensor, "... K"], weight: Packed | Tensor) -> Float[Tensor, "... N"]:
     rows, columns = weight.shape
-    out = x.new_empty(x.shape[0], rows)
+    out = x.new_empty(*x.shape[:-1], rows)
     step = max(1, _TILE_VALUES // max(1, columns))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
@@ -66,5 +87,5 @@ def _by_tiles(x: Float[Tensor, "M K"], weight: Packed | Tensor) -> Float[Tensor,
             tile = unpack_rows(weight, start, stop, torch.float32)
         else:
             tile = weight[start:stop].float()
-        out[:, start:stop] = functional.linear(x, tile)
+        out[..., start:stop] = functional.linear(x, tile)
     return out
