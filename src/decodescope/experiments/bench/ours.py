@@ -84,11 +84,13 @@ class Engine:
         """A cache with random keys and values: reading them takes as long whatever they are."""
         model = self._session.model
         cache = KVCache(model.config.num_hidden_layers, self._session.loading.cache_format)
-        block = _random_positions(model, positions)
+        # With room for the new ones: that a cache grows now and then is not what a step takes.
+        block = _random_positions(model, positions + _BLOCK)
         for number, layer in enumerate(model.model.layers):
             both = block.to(next(layer.parameters()).device)
             cache.append(number, both, both)
-        cache.advance(positions)
+        cache.advance(positions + _BLOCK)
+        cache.truncate(positions)
         return Past((), (0,) * positions, cache)
 
     def _limits(self, count: int) -> Limits:
