@@ -1,6 +1,7 @@
 """Products that read stored weights: every format, every way through the C code, and the portable fallback."""
 
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -277,3 +278,27 @@ def test_tensors_of_an_arena_are_apart_aligned_and_outlive_it():
     for number, tensor in enumerate(taken):
         assert tensor.data_ptr() % 64 == 0 and tensor.is_contiguous()
         assert (tensor == number).all()
+
+
+FAULTS = """
+import resource, sys, torch
+from decodescope.model.kernels import keep_freed_blocks
+if sys.argv[1] == "kept":
+    keep_freed_blocks()
+def layer():
+    [torch.zeros(5 << 20, dtype=torch.uint8) for _ in range(6)]
+layer()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    layer()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc learns from what is freed; runs there")
+def test_freed_blocks_are_used_again_instead_of_handed_back():
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "handed back")
+    }
+    assert faults["kept"] < 5000 < faults["handed back"]

@@ -91,6 +91,20 @@ def test_the_highest_are_those_of_a_stable_sort(values, count):
     assert highest(np.array(values, dtype=np.float32), count).tolist() == expected
 
 
+@pytest.mark.parametrize("order", ["as they come", "ascending", "descending", "few values", "most removed"])
+@pytest.mark.parametrize("size", [255, 65_535, 65_536, 151_936])
+def test_so_are_those_of_a_whole_vocabulary(order, size):
+    logits = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    if order == "few values":
+        logits = np.round(logits)
+    elif order == "most removed":
+        logits[np.arange(size) % 5000 > 0] = -np.inf
+    elif order != "as they come":
+        logits = np.sort(logits)[:: 1 if order == "ascending" else -1].copy()
+    for count in (1, 50, 200, 300):
+        assert highest(logits, count).tolist() == np.argsort(-logits, kind="stable")[:count].tolist()
+
+
 def test_the_first_candidate_is_the_argmax_in_a_tie():
     choice, summary = summary_of(torch.tensor([1.0, 5.0, 5.0]))
     assert choice.token_id == summary.candidates[0].token_id == 1

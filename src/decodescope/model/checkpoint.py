@@ -13,7 +13,7 @@ from decodescope.model.bitsandbytes import Quantized, quantized
 from decodescope.model.config import ModelConfig
 from decodescope.model.decoder import CausalLM
 from decodescope.model.devices import Placement, devices_called, place
-from decodescope.model.kernels import Arena, Packed
+from decodescope.model.kernels import Arena, Packed, keep_freed_blocks
 from decodescope.model.linear import Matrix
 from decodescope.model.memory import is_out_of_memory
 from decodescope.model.on_disk import OnDisk
@@ -64,6 +64,7 @@ def fill(
     with torch.device("meta"):
         model = CausalLM(weights.config)
     model.rope_frequencies = model.rope_frequencies.to(placement.end)
+    keep_freed_blocks()
     try:
         _fill(
             model, weights, precision, placement, progress, Shelf(weights, on_disk, precision.quantize == "none")

@@ -22,7 +22,7 @@ _CACHE_BLOCK = 256  # positions that the cache grows by
 _VOCABULARY_PER_ID = 750
 _TABLES_PER_ID = 400
 _STEP_BYTES = 16 << 20
-_PROMPT_BYTES = 16 << 20
+_PROMPT_BYTES = 36 << 20
 
 
 @dataclass(frozen=True, slots=True)

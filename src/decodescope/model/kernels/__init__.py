@@ -1,6 +1,6 @@
 """Matrix products that read a weight as it is stored; compiled on first use, portable where they cannot be."""
 
-from decodescope.model.kernels.arena import Arena
+from decodescope.model.kernels.arena import Arena, keep_freed_blocks
 from decodescope.model.kernels.attention import attends, cached_attention
 from decodescope.model.kernels.build import is_built
 from decodescope.model.kernels.compiled import Report, available
@@ -17,6 +17,7 @@ __all__ = [
     "cached_attention",
     "helpers_alone",
     "is_built",
+    "keep_freed_blocks",
     "product",
     "products",
     "read_all",
