@@ -39,4 +39,5 @@ def plan_memory(
         needed = footprint(weights, precision, process_bytes, positions, count)
         if needed.peak_bytes <= limit_bytes:
             return MemoryPlan(name, precision, count, needed, positions)
-    raise InputError("memory.limit", limit=limit_bytes / 2**30, needed=needed.peak_bytes / 2**30)
+    sizes = {"limit": limit_bytes / 2**30, "needed": needed.peak_bytes / 2**30}
+    raise InputError("memory.limit", tokens=positions, **sizes)
