@@ -125,6 +125,16 @@ def test_more_matrices_than_a_call_takes_are_multiplied_one_by_one():
         assert all(map(torch.equal, together(x, *linears), [linear(x) for linear in linears]))
 
 
+@compiled
+def test_an_input_of_another_width_is_refused():
+    linears, x = [linear_with(held(name)) for name in ("Q8_0", "bfloat16")], torch.randn(1, 480)
+    with pytest.raises(ValueError, match="480 activations against rows of 512"):
+        together(x, *linears)
+    for linear in linears:
+        with pytest.raises(ValueError, match="480 activations against rows of 512"):
+            linear(x)
+
+
 # Models
 
 

@@ -23,11 +23,9 @@ _TILE_VALUES = 1 << 21  # of an unpacked tile: 8 MiB in float32
 
 def product(x: Float[Tensor, "... K"], weight: Packed | Float[Tensor, "N K"]) -> Float[Tensor, "... N"]:
     """x W^T as float32 for activations of any floating dtype. Raises ValueError where K differs."""
-    columns = weight.shape[1]
-    if x.shape[-1] != columns:
-        raise ValueError(f"{x.shape[-1]} activations against rows of {columns} weights")
+    _check_widths(x, (weight,))
     flat = x.float().contiguous()
-    kernels = library() if x.numel() <= MOST_ROWS * columns and takes(flat, weight) else None
+    kernels = library() if x.numel() <= MOST_ROWS * x.shape[-1] and takes(flat, weight) else None
     return kernels.products(flat, (weight,), (None,)) if kernels else _by_tiles(flat, weight)
 
 
@@ -36,15 +34,23 @@ def products(
 ) -> Sequence[Float[Tensor, "... N"]] | None:
     """x W^T + b in float32 of weights that our kernels read better than torch does; None where one is not such.
 
-    That is blocks, or 16-bit numbers, against few rows of activations.
+    That is blocks, or 16-bit numbers, against few rows of activations. Raises ValueError where K differs.
     """
     if not (0 < x.numel() <= MOST_ROWS * x.shape[-1] and x.is_cpu and len(weights) <= MOST_MATRICES):
         return None
     known, kernels = [weight for weight in weights if reads(weight)], library()
     if kernels is None or len(known) < len(weights):
         return None
+    _check_widths(x, known)
     out = kernels.products(x.float().contiguous(), known, biases)
     return (out,) if len(known) == 1 else torch.split(out, [weight.shape[0] for weight in known], dim=-1)
+
+
+def _check_widths(x: Tensor, weights: Sequence[Packed | Tensor]) -> None:
+    """The kernels would read past the end."""
+    for weight in weights:
+        if weight.shape[1] != x.shape[-1]:
+            raise ValueError(f"{x.shape[-1]} activations against rows of {weight.shape[1]} weights")
 
 
 def reads(weight: object) -> TypeGuard[Packed | Tensor]:
