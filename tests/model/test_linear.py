@@ -119,6 +119,16 @@ def test_matrices_together_give_what_each_gives_alone_bit_by_bit(names, rows, dt
 
 
 @compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_so_do_long_ones_of_odd_sizes_in_any_number_of_pieces(dtype, all_threads):
+    linears, x = [linear_with(torch.randn(rows, 512).to(dtype)) for rows in (1001, 2003)], torch.randn(1, 512)
+    with torch.inference_mode():
+        alone = [linear(x) for linear in linears]
+        for _ in range(20):
+            assert all(map(torch.equal, together(x, *linears), alone))
+
+
+@compiled
 def test_more_matrices_than_a_call_takes_are_multiplied_one_by_one():
     linears, x = [linear_with(held("Q8_0")) for _ in range(MOST_MATRICES + 1)], torch.randn(1, 512)
     with torch.inference_mode():

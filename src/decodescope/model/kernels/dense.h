@@ -22,7 +22,7 @@ typedef struct problem {
     int bias_kind;
     float *y;
     int64_t N, K, M;     /* columns of y, activations a row, rows of them */
-    int64_t start, rows; /* first row of this w among those of the call, how many */
+    int64_t start, rows; /* where its rows begin in the work of the call, how many they are */
 } problem;
 
 /* Rows in a piece of work: enough bytes that handing it out costs nothing, even so that rows go in pairs. */

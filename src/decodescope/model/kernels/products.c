@@ -214,12 +214,12 @@ static int prepare(call *all) {
 static int prepare(call *all) { return (void)all, 1; }
 #endif
 
-static problem part_of(const request *r, const matrix *m, int64_t start, const float *x, float *y) {
+static problem part_of(const request *r, const matrix *m, const float *x, float *y) {
     work *run = !m->packed ? work_dense : r->M >= UNPACKED_FROM ? work_unpacked : work_packed;
     return (problem){
         .run = run, .format = (int)m->format, .w = (const uint8_t *)(intptr_t)m->w, .x = x, .fixed = x,
-        .bias = (const uint8_t *)(intptr_t)m->bias, .bias_kind = (int)m->bias_kind, .y = y + start,
-        .N = r->N, .K = r->K, .M = r->M, .start = start, .rows = m->rows,
+        .bias = (const uint8_t *)(intptr_t)m->bias, .bias_kind = (int)m->bias_kind, .y = y,
+        .N = r->N, .K = r->K, .M = r->M, .rows = m->rows,
     };
 }
 
@@ -227,15 +227,18 @@ static problem part_of(const request *r, const matrix *m, int64_t start, const f
  * was no memory. */
 int decodescope_products(const request *r, int count, const float *x, float *y, int threads) {
     call all = {.count = count};
-    int64_t widest = 1, start = 0;
-    for (int i = 0; i < count; start += r->matrices[i++].rows) {
+    int64_t widest = 1, size = 0;
+    for (int i = 0; i < count; i++) {
         const matrix *m = r->matrices + i;
-        all.parts[i] = part_of(r, m, start, x, y);
+        all.parts[i] = part_of(r, m, x, y);
+        all.parts[i].start = size;
+        y += m->rows;
+        size += (m->rows + 1) & ~(int64_t)1; /* rows go in the same pairs as alone */
         const int64_t row_bytes = m->packed ? row_bytes_of((int)m->format, r->K) : r->K * KIND_BYTES[m->format];
         if (row_bytes > widest) widest = row_bytes;
     }
     if (!prepare(&all)) return 1;
-    share(work_call, &all, r->N, rows_at_once(widest), threads);
+    share(work_call, &all, size, rows_at_once(widest), threads);
     return 0;
 }
 
