@@ -213,7 +213,7 @@ class Decoding:
 
     def _pass(self, ids: Tensor, cache: KVCache | None, padding: Tensor | None) -> Tensor:
         """Logits [B, V] behind the last position."""
-        every, few = self.limits.every_logit, ids.numel() <= MOST_ROWS
+        every, few = self.limits.every_logit, ids.shape[1] == 1 and ids.shape[0] <= MOST_ROWS
         with helpers_alone() if few and self._by_kernels else nullcontext():
             logits: Tensor = self.model(ids, cache, padding, every_logit=every, tap=self.tap)  # B T V
         return logits[:, -1]

@@ -1,5 +1,7 @@
 """Cores are our helpers' while a token is computed, and torch's again afterwards."""
 
+import threading
+
 import pytest
 import torch
 
@@ -26,15 +28,34 @@ def three():
 def test_inside_torch_keeps_to_one_thread_and_products_take_all(three):
     with helpers_alone():
         assert (torch.get_num_threads(), threads()) == (1, 3)
-        with helpers_alone():
-            assert (torch.get_num_threads(), threads()) == (1, 3)
-        assert (torch.get_num_threads(), threads()) == (1, 3)
     assert (torch.get_num_threads(), threads()) == (3, 3)
 
 
 def test_whatever_happens_inside_torch_has_its_threads_back(three):
     with pytest.raises(KeyError), helpers_alone():
         raise KeyError
+    assert (torch.get_num_threads(), threads()) == (3, 3)
+
+
+def test_passes_side_by_side_leave_every_thread_what_it_had(three):
+    both_inside, first_out, seen = threading.Barrier(2), threading.Event(), {}
+
+    def work(name: str) -> None:
+        with helpers_alone():
+            both_inside.wait(10)
+            if name == "second":
+                first_out.wait(10)
+            inside = torch.get_num_threads(), threads()
+        first_out.set()
+        seen[name] = inside, (torch.get_num_threads(), threads())
+
+    pair = [threading.Thread(target=work, args=(name,)) for name in ("first", "second")]
+    for each in pair:
+        each.start()
+    for each in pair:
+        each.join()
+    assert seen["second"] == ((1, 3), (3, 3))
+    assert seen["first"][0] == (1, 3) and seen["first"][1][1] == 3
     assert (torch.get_num_threads(), threads()) == (3, 3)
 
 

@@ -113,9 +113,12 @@ def test_matrices_together_give_what_each_gives_alone_bit_by_bit(names, rows, dt
     x = torch.randn(rows, 1, 512).to(dtype)
     with torch.inference_mode():
         found, alone = together(x, *linears), [linear(x) for linear in linears]
-    for one, other in zip(found, alone, strict=True):
+    for one, other, linear in zip(found, alone, linears, strict=True):
         assert one.dtype == dtype and one.shape == (rows, 1, 24)
         assert torch.equal(one, other)
+        bias = 0.0 if linear.bias is None else linear.bias.double()
+        exact, widths = x.double() @ linear[:].double().T + bias, x.double().norm() * linear[:].double().norm()
+        assert ((one - exact).abs() <= 2**-8 * exact.abs() + 1e-6 * widths).all()
 
 
 @compiled

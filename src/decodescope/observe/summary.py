@@ -129,7 +129,7 @@ def _low_bar(logits: Logits, count: int) -> np.float32:
     """
     if count < _GROUPS <= len(logits) // _GROUPS:
         whole = len(logits) // _GROUPS * _GROUPS
-        logits = logits[:whole].reshape(_GROUPS, -1).max(axis=1)
+        logits = logits[:whole].reshape(-1, _GROUPS).max(axis=0)  # neighbours may be alike
     bar: np.float32 = np.partition(logits, len(logits) - count)[len(logits) - count]
     return bar
 

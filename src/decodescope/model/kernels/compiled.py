@@ -1,4 +1,4 @@
-"""The compiled kernels as Python functions: tensors in, tensors out, sizes checked here."""
+"""The compiled kernels as Python functions: tensors in, tensors out; whoever calls has checked the widths."""
 
 import ctypes
 from collections.abc import Sequence

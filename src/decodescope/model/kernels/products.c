@@ -183,14 +183,17 @@ static void work_call(const void *job, int64_t from, int64_t to) {
 }
 
 #if defined(DIGITS)
+/* NF4's levels are no whole numbers: there the activations stay as they are. */
+static int in_digits(const problem *p) { return p->run == work_packed && p->format != NF4; }
+
 /* Rows of K activations -> rows of chunks for every format of a call, in a buffer that this thread keeps. Returns
- * whether there was memory. NF4's levels are no whole numbers: there the activations stay as they are. */
+ * whether there was memory. */
 static int prepare(call *all) {
     static _Thread_local chunk *buffer;
     static _Thread_local size_t room;
     const int64_t K = all->parts[0].K, M = all->parts[0].M, chunks = (K + CHUNK - 1) / CHUNK;
     int wanting = 0;
-    for (int i = 0; i < all->count; i++) wanting += all->parts[i].run == work_packed;
+    for (int i = 0; i < all->count; i++) wanting += in_digits(all->parts + i);
     const size_t need = (size_t)(wanting ? all->count * M * chunks : 0) * sizeof(chunk);
     if (need > room) {
         free(buffer);
@@ -199,9 +202,9 @@ static int prepare(call *all) {
         if (!buffer) return 0;
     }
     for (problem *p = all->parts; p < all->parts + all->count; p++) {
-        if (p->run != work_packed || p->format == NF4) continue;
+        if (!in_digits(p)) continue;
         for (const problem *q = all->parts; q < p; q++)
-            if (q->run == work_packed && q->format == p->format) p->fixed = q->fixed;
+            if (in_digits(q) && q->format == p->format) p->fixed = q->fixed;
         if (p->fixed != p->x) continue;
         chunk *into = buffer + (p - all->parts) * M * chunks;
 #define FIX(FORMAT) fix_row(FORMAT, p->x + m * K, K, into + m * chunks)

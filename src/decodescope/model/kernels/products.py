@@ -38,8 +38,9 @@ def products(
     """
     if not (0 < x.numel() <= MOST_ROWS * x.shape[-1] and x.is_cpu and len(weights) <= MOST_MATRICES):
         return None
-    known, kernels = [weight for weight in weights if reads(weight)], library()
-    if kernels is None or len(known) < len(weights):
+    known = [weight for weight in weights if reads(weight)]
+    kernels = library() if len(known) == len(weights) else None
+    if kernels is None:
         return None
     _check_widths(x, known)
     out = kernels.products(x.float().contiguous(), known, biases)

@@ -7,25 +7,45 @@ unless the environment says otherwise, on the core that our next product needs.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
-_here = threading.local()
+
+@dataclass(slots=True)
+class _Inside:
+    """How many passes are inside `helpers_alone`, and how many threads torch was given before the first."""
+
+    passes: int = 0
+    given: int = 1
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
+_inside = _Inside()
 
 
 def threads() -> int:
     """How many threads a product takes: as many as torch was given."""
-    given: int | None = getattr(_here, "threads", None)
-    return torch.get_num_threads() if given is None else given
+    return _inside.given if _inside.passes else torch.get_num_threads()
 
 
 @contextmanager
 def helpers_alone() -> Iterator[None]:
-    """Inside, torch keeps to the calling thread, and our kernels still take all that torch was given."""
-    torchs, before, _here.threads = torch.get_num_threads(), getattr(_here, "threads", None), threads()
-    torch.set_num_threads(1)
+    """Inside, torch keeps to the calling thread, and our kernels still take all that torch was given.
+
+    torch counts threads for each thread of the program, but one that meets torch for the first time meanwhile, and
+    MKL everywhere, take over the one.
+    """
+    now = torch.get_num_threads()  # asked for in every thread: only then does the thread keep its own number
+    with _inside.turn:
+        if not _inside.passes:
+            _inside.given = now
+        _inside.passes += 1
+        given = _inside.given
     try:
+        torch.set_num_threads(1)
         yield
     finally:
-        _here.threads = before
-        torch.set_num_threads(torchs)
+        with _inside.turn:
+            _inside.passes -= 1
+        torch.set_num_threads(given)
