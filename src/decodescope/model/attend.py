@@ -17,7 +17,7 @@ from decodescope.model.kernels import attends, cached_attention
 from decodescope.model.mask import Mask
 
 # Positions from which on a single query is faster with ours, where both could read what is held.
-_FROM = {torch.float32: 256, torch.bfloat16: 1024, torch.float16: 128}
+_FROM = {torch.float32: 256, torch.bfloat16: 256, torch.float16: 128}
 
 
 def attend(
