@@ -146,6 +146,8 @@ def test_rows_behind_one_past_go_on_as_straight_runs_and_copy_nothing_of_it(mode
     for i, cache in enumerate(straight):
         expected = in_chunks(model, ends[i : i + 1], [1] * 8, cache)[0]
         torch.testing.assert_close(found[i], expected, atol=within, rtol=0)
+        pastless = in_chunks(model, ends[i : i + 1], [1] * 8, KVCache(LAYERS, held))[0]
+        assert (pastless - found[i]).abs().max() > 4 * within, "a lost past would be seen"
 
 
 @EVERY_FORMAT

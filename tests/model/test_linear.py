@@ -152,7 +152,7 @@ def test_an_input_of_another_width_is_refused():
 
 
 @compiled
-def test_only_a_model_whose_every_matrix_our_kernels_read_needs_none_of_torchs_products(tmp_path, tiny_folders):
+def test_only_a_model_whose_every_matrix_our_kernels_read_needs_none_of_torchs_products(tiny_folders):
     for dtype, expected in (("float32", False), ("bfloat16", True), ("float16", True)):
         model = load_model(tiny_folders["qwen2-gqa"], dtype)[0]
         assert by_kernels(model) == expected

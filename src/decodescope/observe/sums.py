@@ -16,7 +16,7 @@ from decodescope.observe.statistics import Statistics, measure, measure_seen
 from decodescope.probe import BY_NAME
 from decodescope.trace.site_records import NonFinite, SiteSummary
 
-_PENDING = 2**20  # elements that may wait to be measured; a layer is never cut
+_PENDING = 2**19  # elements that may wait to be measured; a layer is never cut
 
 
 class _Waiting(NamedTuple):
