@@ -1,6 +1,5 @@
 """The loop: prefill, choose, decode, stop. Ids in, one Decoded per token out; no text, no clock, no storage.
 
-    decoding = Decoding(model, prompts, samplers, limits)
     while decoding.active:
         decoding.forward()            # ids -> logits of the next position
         for decoded in decoding.choose():   # logits -> one token per active row
@@ -25,6 +24,7 @@ from decodescope.model.kernels import helpers_alone
 from decodescope.model.kernels.compiled import MOST_ROWS
 from decodescope.model.kv_cache import KVCache
 from decodescope.model.linear import by_kernels
+from decodescope.model.ragged import Cache
 from decodescope.probe import Tap
 from decodescope.sampling.sampler import Choice, Sampler
 from decodescope.sequences import common_length
@@ -126,7 +126,7 @@ class Decoding:
         ids, padding = self._unseen()  # B T
         cache, end = self.cache if self.limits.use_cache else None, self.cache.length + ids.shape[1]
         for part in torch.split(ids, self.limits.prefill_chunk, dim=1) if cache else [ids]:
-            logits = self._pass(part, cache, padding)
+            logits = self.compute(part, cache, padding)
             if cache and self.on_prefill and ids.shape[1] > 1:
                 self.on_prefill(cache.length, end)
         if self._joint and len(self._rows) > 1:
@@ -134,6 +134,19 @@ class Decoding:
                 self._trunk = Past((), tuple(self._rows[0].ids), cache)
             self.cache = self.cache.fork()  # each row goes on behind the past of all
             logits = logits.expand(len(self._rows), -1)
+        self._joint, self._logits = False, logits
+
+    def read_chunk(self) -> bool:
+        """Read a chunk of a single sequence ahead of `forward`; False where that has no more than one to read."""
+        first, end = self.next_pass()
+        if end - first <= self.limits.prefill_chunk:
+            return False
+        ids, _ = self._unseen()
+        self.compute(ids[:, : self.limits.prefill_chunk], self.cache, None)
+        return True
+
+    def take(self, logits: Tensor) -> None:
+        """Go on from logits [B, V] that were computed elsewhere, with the keys and values in `cache`."""
         self._joint, self._logits = False, logits
 
     def choose(self) -> list[Decoded]:
@@ -206,13 +219,18 @@ class Decoding:
         self.cache.truncate(min(self.cache.length, len(row.ids) - 1))
         self._rows, self._logits = [row], None
 
+    @property
+    def last_id(self) -> int:
+        """The newest token of a single sequence."""
+        return self._single.ids[-1]
+
     def next_pass(self) -> tuple[int, int]:
         """The positions that `forward` is about to compute, of a single sequence: first and behind the last."""
         first = self.cache.length if self.limits.use_cache else 0
         return first, len(self._single.ids)
 
-    def _pass(self, ids: Tensor, cache: KVCache | None, padding: Tensor | None) -> Tensor:
-        """Logits [B, V] behind the last position."""
+    def compute(self, ids: Tensor, cache: Cache | None, padding: Tensor | None) -> Tensor:
+        """Logits [B, V] behind the last position of ids [B, T], which continue what a cache holds."""
         every, few = self.limits.every_logit, ids.shape[1] == 1 and ids.shape[0] <= MOST_ROWS
         with helpers_alone() if few and self._by_kernels else nullcontext():
             logits: Tensor = self.model(ids, cache, padding, every_logit=every, tap=self.tap)  # B T V

@@ -34,6 +34,7 @@ class LiveRun:
         self._decoding, self._recorders = decoding, recorders
         self._recording = recording
         self._watch, self._devices = Stopwatch(decoding.model.device), devices_of(decoding.model)
+        self._read_s = 0.0  # of reading a prompt ahead
         self._newest: Decoded | None = None
         self._measured: Measured | None = None
         self._reins = [Reins(decoding, row, each) for row, each in enumerate(guards)]
@@ -52,6 +53,11 @@ class LiveRun:
         return self._decoding.cache
 
     @property
+    def decoding(self) -> Decoding:
+        """The sequences themselves, for a pass together with others' (`batching.forward_together`)."""
+        return self._decoding
+
+    @property
     def newest(self) -> Decoded | None:
         """The token that `steps` yielded last, with the logits it was chosen from."""
         return self._newest
@@ -68,10 +74,37 @@ class LiveRun:
         """
         with self._ending():
             while self._decoding.active:
-                for decoded, measured in self._advance():
-                    self._newest, self._measured = decoded, measured
-                    yield decoded.row, self._recorded(decoded, measured)
-                    self._end_if_due()
+                yield from self._taken(self._advance())
+        self.close()
+
+    def read_chunk(self) -> bool:
+        """Read a chunk of a long prompt ahead of the first step; False where what is left is that step's own.
+
+        The time it takes is the first step's. Raises ResourceError when memory runs out.
+        """
+        with self._ending():
+            with self._watch.section("forward"):
+                more = self._decoding.read_chunk()
+            self._read_s += self._watch.seconds["forward"] if more else 0.0
+        return more
+
+    def turn(self, forward_s: float | None = None) -> list[tuple[int, Step]]:
+        """The next step of every row; where its pass was made together with others', that took `forward_s`.
+
+        Raises as `steps` does.
+        """
+        with self._ending():
+            return list(self._taken(self._advance(together_s=forward_s)))
+
+    def _taken(self, steps: Sequence[tuple[Decoded, Measured]]) -> Iterator[tuple[int, Step]]:
+        """Steps recorded one after the other; the reader may change each before its row can end with it."""
+        for decoded, measured in steps:
+            self._newest, self._measured = decoded, measured
+            yield decoded.row, self._recorded(decoded, measured)
+            self._end_if_due()
+
+    def close(self) -> None:
+        """Let go of the run folders."""
         for recorder in self._recorders:
             recorder.close()
 
@@ -132,8 +165,7 @@ class LiveRun:
         for recorder in self._recorders:
             with suppress(ResourceError):
                 recorder.end(reason, error)
-        for recorder in self._recorders:  # the rows of a fork have one folder
-            recorder.close()
+        self.close()  # not before: the rows of a fork have one folder
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -153,15 +185,17 @@ class LiveRun:
                 raise
             raise fault from None
 
-    def _advance(self, looking: bool = True) -> list[tuple[Decoded, Measured]]:
-        """One turn of the loop, measured: forward, then a choice for every active row."""
-        with self._looking() if looking else nullcontext(), self._watch.section("forward"):
-            self._decoding.forward()
-        held = self._held()
+    def _advance(self, looking: bool = True, together_s: float | None = None) -> list[tuple[Decoded, Measured]]:
+        """One turn of the loop, measured: forward (unless made already), then a choice for every active row."""
+        if together_s is None:
+            with self._looking() if looking else nullcontext(), self._watch.section("forward"):
+                self._decoding.forward()
+        forward_s = self._read_s + (self._watch.seconds["forward"] if together_s is None else together_s)
+        self._read_s, held = 0.0, self._held()
         with self._watch.section("sample"):
             choices = self._decoding.choose()
-        seconds, memory = self._watch.seconds, memory_now(*self._devices)
-        return [(d, Measured(held[d.row], seconds["forward"], seconds["sample"], memory)) for d in choices]
+        sample_s, memory = self._watch.seconds["sample"], memory_now(*self._devices)
+        return [(d, Measured(held[d.row], forward_s, sample_s, memory)) for d in choices]
 
     @contextmanager
     def _looking(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from decodescope.model.weights import Weights
 from decodescope.models import ModelFiles, Report, find_model, silent
 from decodescope.observe.recorder import Speller
 from decodescope.sampling.checkpoint import read_checkpoint_settings
-from decodescope.text.chat import Prompt, chat_prompt, raw_prompt
+from decodescope.text.chat import Prompt, chat_prompt, ids_prompt, raw_prompt
 from decodescope.text.messages import Message, read_messages, read_prompts, with_system
 from decodescope.text.tokenizer import Tokenizer, open_tokenizer
 from decodescope.trace.records import Run
@@ -89,6 +89,10 @@ class OpenModel:
                 raise InputError("chat.system_needs_template")
             return raw_prompt(self.tokenizer, text)
         return self.chat(with_system([{"role": "user", "content": text}], system))
+
+    def prompt_of(self, ids: Sequence[int]) -> Prompt:
+        """Ids as they go in. Raises InputError for none and for one that the model has no row for."""
+        return ids_prompt(self.tokenizer, [self.token_id(each) for each in ids])
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation as it goes in."""

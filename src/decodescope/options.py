@@ -36,6 +36,7 @@ class RunOptions:
     stage_probs: bool = False  # the candidates' probabilities after every sampler stage
     guards: tuple[str, ...] = ()  # what steps in: see `analysis.guards.parse_guard`
     reuse_cache: bool = False  # take over what the newest run has computed of the same beginning
+    prefill_chunk: int = 512  # positions of a long prompt in one pass
     every_logit: bool = False  # compute those of every prompt position, which no token is chosen from
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class RunOptions:
             raise InputError("run.max_new_tokens", value=self.max_new_tokens)
         if self.candidates < 1:
             raise InputError("run.candidates", value=self.candidates)
+        if self.prefill_chunk < 1:
+            raise InputError("run.prefill_chunk", value=self.prefill_chunk)
         if self.keep_logits and self.save is None:
             raise InputError("run.keep_needs_save")
         resolve(self.sampling)

@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from decodescope.analysis.guard_rules import parse_guard
@@ -14,7 +13,7 @@ from decodescope.generate import NOTHING, Decoding, Limits, Past
 from decodescope.live import LiveRun
 from decodescope.model.checkpoint import Progress
 from decodescope.observe.description import describe_run, for_row
-from decodescope.observe.recorder import Graft, RowRecorder
+from decodescope.observe.recorder import Graft, RowRecorder, row_recorders
 from decodescope.observe.recording import DEFAULT_BUDGET, Recording, Watch
 from decodescope.open_model import OpenModel
 from decodescope.options import RunOptions, changed, guarded
@@ -22,8 +21,7 @@ from decodescope.sampling.draw import DrawStream
 from decodescope.sampling.params import SamplingParams, resolve
 from decodescope.sampling.sampler import Sampler
 from decodescope.text.chat import Prompt
-from decodescope.trace.folder import refuse_used
-from decodescope.trace.records import Run, Trace
+from decodescope.trace.records import Trace
 from decodescope.trace.store import TraceWriter
 
 
@@ -81,9 +79,21 @@ class Session(OpenModel):
         notes = ("note.context_limit",) * (room < options.max_new_tokens) + ("note.observed",) * bool(recording)
         common = describe_run(self.files, self.model, limits, options.stop, self.notes + notes)
         runs = [for_row(common, *row, options.guards) for row in zip(prompts, samplers, strict=True)]
-        written = zip(runs, _writers(options.save, runs), strict=True)
-        recorders = [RowRecorder(run, self.spell, options.detail, writer) for run, writer in written]
+        recorders = row_recorders(runs, self.spell, options.detail, options.save)
+        self._newest = decoding
         return self._live(decoding, recorders, options, recording, progress)
+
+    def join(self, prompt: Prompt, options: RunOptions, past: Past) -> LiveRun:
+        """Prepare a run that goes on from `past` and may share its passes with others (`batching`).
+
+        The caller keeps what it leaves behind (`LiveRun.past`). Raises InputError before any work is done.
+        """
+        limits = self._limits(options, min(options.max_new_tokens, self.room([prompt.ids])))
+        decoding, samplers = self._decoding([prompt.ids], [self.params(options)], limits, past)
+        common = describe_run(self.files, self.model, limits, options.stop, (*self.notes, "note.served"))
+        run = for_row(common, prompt, samplers[0], options.guards)
+        recorders = row_recorders([run], self.spell, options.detail, options.save)
+        return self._live(decoding, recorders, options, None, None)
 
     def grow(
         self,
@@ -112,6 +122,7 @@ class Session(OpenModel):
         writer = TraceWriter.reopen(plan.folder, plan.settings) if plan.folder else None
         graft = Graft(trace, step, plan.settings)
         recorders = [RowRecorder(plan.run, self.spell, options.detail, writer, graft) for _ in starts]
+        self._newest = decoding
         return self._live(decoding, recorders, options, recording, progress)
 
     @contextmanager
@@ -153,8 +164,8 @@ class Session(OpenModel):
 
     def _limits(self, options: RunOptions, most: int) -> Limits:
         stop_ids = frozenset() if options.ignore_eos else self.tokenizer.end_ids
-        every, held = options.every_logit, self.loading.cache_format
-        return Limits(most, stop_ids, options.use_cache, every_logit=every, cache_dtype=held)
+        held = self.loading.cache_format
+        return Limits(most, stop_ids, options.use_cache, options.prefill_chunk, options.every_logit, held)
 
     def _decoding(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], limits: Limits, past: Past
@@ -177,7 +188,6 @@ class Session(OpenModel):
         decoding.on_prefill = progress
         rules = [parse_guard(guard) for guard in options.guards]
         guards = [Guards(rules) for _ in recorders if rules]
-        self._newest = decoding
         return LiveRun(decoding, recorders, guards, recording)
 
     def _finished(self, live: LiveRun) -> Trace:
@@ -186,14 +196,3 @@ class Session(OpenModel):
         trace = live.traces[0]
         trace.forker = self.fork
         return trace
-
-
-def _writers(save: Path | str | None, runs: Sequence[Run]) -> list[TraceWriter | None]:
-    """A writer for each row: into the folder itself, or into a numbered one inside for each row of a batch."""
-    if save is None:
-        return [None] * len(runs)
-    folder = Path(save)
-    if len(runs) == 1:
-        return [TraceWriter.create(folder, runs[0])]
-    refuse_used(folder)
-    return [TraceWriter.create(folder / f"{row:04d}", run) for row, run in enumerate(runs)]

@@ -1,6 +1,7 @@
 """`decodescope run`: watch a model choose every token."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +17,12 @@ from decodescope.trace.folder import refuse_used
 
 if TYPE_CHECKING:
     from decodescope.analysis.breaks import BreakRule
+    from decodescope.live import LiveRun
     from decodescope.open_model import Prompts
     from decodescope.options import RunOptions
     from decodescope.session import Session
+
+MetricsTextfile = Annotated[Path | None, o.option("run.metrics_textfile", "--metrics-textfile", metavar="FILE")]
 
 
 def run(
@@ -54,6 +58,7 @@ def run(
     save: o.Save = None,
     keep: o.Keep = None,
     keep_budget: o.KeepBudget = "1GiB",
+    metrics_textfile: MetricsTextfile = None,
     json: o.Json = False,
     dtype: o.Dtype = None,
     quantize: o.Quantize = "none",
@@ -101,12 +106,16 @@ def _check(given: dict[str, Any]) -> None:
         raise InputError("run.raw_messages")
     if given["save"]:
         refuse_used(given["save"])
+    if given["metrics_textfile"]:
+        from decodescope.monitor.textfile import check_textfile
+
+        check_textfile(given["metrics_textfile"])
     if given["prompt"] is not None:
         given["prompt"] = read_prompt(given["prompt"])
 
 
 def _check_chat_loop(given: dict[str, Any]) -> None:
-    others = ("step", "break_", "stages", "prompts", "messages")
+    others = ("step", "break_", "stages", "prompts", "messages", "metrics_textfile")
     if given["chat"] is False or any(given[name] for name in others):
         raise InputError("run.chat_loop_alone")
 
@@ -148,9 +157,18 @@ def _watch(session: "Session", run_options: "RunOptions", rules: "list[BreakRule
         if given["step"] or rules:
             view.stepper = Stepper(session, rules, pausing=given["step"], recording=recording)
         live = session.start(ready, run_options, progress=report.reading)
-        follow(live, view)
+        with _metrics_file(given["metrics_textfile"], live):
+            follow(live, view)
     if run_options.keep_logits:
         tell_missing_logits(live.traces)
+
+
+def _metrics_file(path: Path | None, live: "LiveRun") -> AbstractContextManager[None]:
+    if path is None:
+        return nullcontext()
+    from decodescope.monitor.textfile import textfile
+
+    return textfile(path, live.traces)
 
 
 def _ready_prompts(session: "Session", given: dict[str, Any]) -> "Prompts":

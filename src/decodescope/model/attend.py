@@ -16,14 +16,20 @@ from decodescope.model.cache_formats import Held
 from decodescope.model.kernels import attends, cached_attention
 from decodescope.model.mask import Mask
 
+KeysOrValues = Tensor | Held | tuple[Held, ...]
+
 # Positions from which on a single query is faster with ours, where both could read what is held.
 _FROM = {torch.float32: 256, torch.bfloat16: 256, torch.float16: 128}
 
 
 def attend(
-    q_rot: Float[Tensor, "B H T d"], keys: Tensor | Held, values: Tensor | Held, mask: Mask
+    q_rot: Float[Tensor, "B H T d"], keys: KeysOrValues, values: KeysOrValues, mask: Mask
 ) -> Float[Tensor, "B H T d"]:
-    """What every query head finds, in the dtype of the queries; keys and values [B, K, S, d]."""
+    """What every query head finds, in the dtype of the queries; keys and values [B, K, S, d], or of each row its
+    own (S may differ) for one new token a row."""
+    if isinstance(keys, tuple):
+        rows = enumerate(zip(q_rot.split(1), keys, values, strict=True))
+        return torch.cat([attend(*row, mask.of_row(b, row[1].positions)) for b, row in rows])
     if isinstance(keys, Held) and isinstance(values, Held) and _ours(q_rot, keys, mask):
         return cached_attention(keys.facing(q_rot), keys, values, mask.visible).to(q_rot.dtype)
     plain_keys, plain_values = _plain(keys, q_rot), _plain(values, q_rot)

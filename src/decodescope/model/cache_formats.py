@@ -185,6 +185,11 @@ def _memory(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return like.new_empty(shape, dtype=dtype)
 
 
+def joined(stretches: Iterable[Stored]) -> Stored:
+    """One copy of positions that follow one another."""
+    return Stored(*(torch.cat(parts, dim=2) for parts in zip(*(each.tensors for each in stretches), strict=True)))
+
+
 def total_bytes(stored: Iterable[Stored]) -> int:
     """Bytes of several."""
     return sum(each.nbytes for each in stored)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from decodescope.model.attend import attend
 from decodescope.model.config import ModelConfig
-from decodescope.model.kv_cache import KVCache
 from decodescope.model.linear import Embedding, Linear, together
 from decodescope.model.mask import Mask, build_masks
+from decodescope.model.ragged import Cache
 from decodescope.model.rope import inverse_frequencies, rotary_table, rotate
 from decodescope.probe import Attended, Tap, show
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # B T (H d) -> B H T d
 
     def forward(
-        self, attn_norm: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None, tap: Tap | None = None
+        self, attn_norm: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None, tap: Tap | None = None
     ) -> Tensor:
         q, k, v = map(self.heads, together(attn_norm, self.q_proj, self.k_proj, self.v_proj))  # B H|K|K T d
         q_norm, k_norm = self.q_norm(q), self.k_norm(k)  # B H T d, B K T d
@@ -105,7 +105,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, layer)
 
     def forward(
-        self, resid_pre: Tensor, rotary: Rotary, mask: Mask, cache: KVCache | None, tap: Tap | None = None
+        self, resid_pre: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None, tap: Tap | None = None
     ) -> Tensor:
         attn_norm = self.input_layernorm(resid_pre)  # B T D
         resid_mid = resid_pre + self.self_attn(attn_norm, rotary, mask, cache, tap)  # B T D
@@ -155,7 +155,7 @@ class CausalLM(nn.Module):
     def forward(
         self,
         ids: Tensor,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         padding: Tensor | None = None,
         *,
         every_logit: bool = False,

@@ -3,7 +3,17 @@
 import torch
 from torch import Tensor
 
-from decodescope.model.cache_formats import TURNED, Held, Stored, centre_of, has_scales, room, total_bytes, turned
+from decodescope.model.cache_formats import (
+    TURNED,
+    Held,
+    Stored,
+    centre_of,
+    has_scales,
+    joined,
+    room,
+    total_bytes,
+    turned,
+)
 
 _BLOCK = 256  # positions; buffers grow in whole blocks
 _FORK_BLOCK = 32  # of a fork, which may be one of many
@@ -21,10 +31,12 @@ class KVCache:
     A fork looks at its parent's memory for the past they share (`stem`) and has memory of its own for what it
     adds, so that it costs what it adds. Whoever would write where a fork looks copies first. The fork of a
     single row may go on as several rows; each of them then has that row's past.
+
+    `most` is how many positions will ever be wanted (None: unknown): memory grows no further ahead than that.
     """
 
-    def __init__(self, num_layers: int, dtype: torch.dtype | None = None) -> None:
-        self.length, self.dtype = 0, dtype
+    def __init__(self, num_layers: int, dtype: torch.dtype | None = None, most: int | None = None) -> None:
+        self.length, self.dtype, self.most = 0, dtype, most
         self._stem = 0  # positions that lie in other caches' memory
         self._stems: list[list[_Pair]] = [[] for _ in range(num_layers)]
         self._own: list[_Pair | None] = [None] * num_layers
@@ -64,6 +76,16 @@ class KVCache:
             if pair is not None and own:
                 child._stems[layer] += _first([pair], own)
                 self._lent[layer] = max(self._lent[layer], own)
+        return child
+
+    def copy(self, length: int, most: int | None = None) -> "KVCache":
+        """A second cache with the first `length` positions of this one, in memory of its own."""
+        child = KVCache(len(self._own), self.dtype, most)
+        child.length, child._centres = length, list(self._centres)
+        for layer, pair in enumerate(self._own):
+            held = _first(self._stems[layer] + ([pair] if pair else []), length) if length else []
+            if held:
+                child._own[layer] = joined(keys for keys, _ in held), joined(values for _, values in held)
         return child
 
     def keep_rows(self, rows: list[int]) -> None:
@@ -142,6 +164,8 @@ class KVCache:
             # Half as much again: growing token by token copies each position a bounded number of times.
             block, wanted = _FORK_BLOCK if self._stem else _BLOCK, max(end, capacity + capacity // 2)
             capacity = -(-wanted // block) * block
+            if self.most is not None:
+                capacity = max(min(capacity, self.most - self._stem), end)
         grown = room(like, self.dtype, capacity), room(like, self.dtype, capacity)
         if pair is not None:
             for new, old in zip(grown, pair, strict=True):

@@ -10,10 +10,20 @@ from decodescope.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """`visible` [B or 1, 1, T, S]: True where a query may look. None and not `is_causal`: all is visible."""
+    """`visible` [B or 1, 1, T, S]: True where a query may look. None and not `is_causal`: all is visible.
+
+    `is_narrow` where a sliding window hides some of it.
+    """
 
     visible: Tensor | None = None
     is_causal: bool = False
+    is_narrow: bool = False
+
+    def of_row(self, row: int, positions: int) -> "Mask":
+        """What the newest token of one row may see of its own `positions`, without the padding before them."""
+        if self.visible is None or not self.is_narrow:
+            return Mask()
+        return Mask(self.visible[row : row + 1, :, :, -positions:], is_narrow=True)
 
 
 def build_masks(
@@ -45,4 +55,4 @@ def _mask(T: int, start: int, window: int | None, padding: Tensor | None, device
     if padding is not None:
         # A padding column sees itself: a row without any key would turn into NaN.
         visible = visible & ((keys >= padding[:, None, None, None]) | (keys == queries))
-    return Mask(visible=visible)
+    return Mask(visible, is_narrow=narrow)

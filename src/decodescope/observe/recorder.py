@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from decodescope.errors import DecodescopeError
 from decodescope.generate import Decoded
@@ -13,6 +14,7 @@ from decodescope.observe.summary import summarise
 from decodescope.text.stream import StopStrings, TextStream
 from decodescope.text.tokenizer import Tokenizer
 from decodescope.trace.ends import end_of, of_fork
+from decodescope.trace.folder import refuse_used
 from decodescope.trace.records import (
     Branch,
     End,
@@ -213,3 +215,21 @@ class RowRecorder:
 def _timing(measured: Measured, summary_s: float) -> Timing:
     """`total_s` is forward, sampling and summing up; writing to disk and drawing are not in it."""
     return Timing(measured.forward_s, measured.sample_s, measured.forward_s + measured.sample_s + summary_s)
+
+
+def row_recorders(
+    runs: Sequence[Run], spell: Speller, detail: Detail, save: Path | str | None
+) -> list[RowRecorder]:
+    """A recorder for each row. With `save` one run lies in that folder, each of several in a numbered one inside.
+
+    Raises InputError as `TraceWriter.create` does.
+    """
+    folder = None if save is None else Path(save)
+    if folder is not None and len(runs) > 1:
+        refuse_used(folder)
+    one = len(runs) == 1
+    writers = [
+        None if folder is None else TraceWriter.create(folder if one else folder / f"{row:04d}", run)
+        for row, run in enumerate(runs)
+    ]
+    return [RowRecorder(run, spell, detail, writer) for run, writer in zip(runs, writers, strict=True)]

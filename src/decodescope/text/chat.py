@@ -83,6 +83,13 @@ def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
     return _prompt(text, (*before, *_with_roles(tokenizer, text, (Span(0, len(text), TEXT),)), *after))
 
 
+def ids_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
+    """Ids as they stand, known to be in the vocabulary. Raises InputError for none."""
+    if not ids:
+        raise InputError("text.empty_prompt")
+    return _prompt(tokenizer.decode(ids), tuple(_token(tokenizer, ids, TEXT)))
+
+
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
     """A conversation through the model's chat template, ending with the head of the assistant's answer.
 

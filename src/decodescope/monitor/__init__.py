@@ -1,0 +1,1 @@
+"""A running model watched: metrics, rules and dashboards, and reading what other servers export."""

@@ -1,0 +1,117 @@
+"""Request: one order on its way through the engine."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from decodescope.errors import DecodescopeError, FindingError, ResourceError
+from decodescope.live import LiveRun
+from decodescope.serving.orders import Deliver, Order, Ticket
+from decodescope.serving.watcher import Watcher
+from decodescope.trace.records import End, FinishReason, Step
+
+_log = logging.getLogger(__name__)
+
+
+class Request:
+    """Waits, then runs: `live` is its run once it has joined. It tells its client and the watchers."""
+
+    def __init__(self, order: Order, ticket: Ticket, deliver: Deliver, watchers: Sequence[Watcher]) -> None:
+        self.order, self.ticket = order, ticket
+        self._deliver, self._watchers = deliver, watchers
+        self._came_at = self._told_at = time.perf_counter()
+        self.live: LiveRun | None = None
+        self.cache_bytes = 0  # promised to it
+        self.reads = True  # its prompt has not been read to the end
+        self.over = False
+
+    def join(self, live: LiveRun) -> None:
+        """Leave the queue."""
+        self.live, self.ticket.reused_tokens = live, live.reused_tokens
+        waited_s = time.perf_counter() - self._came_at
+        for watcher in self._watchers:
+            watcher.joined(self.ticket.run_id, self.ticket.prompt_tokens, live.reused_tokens, waited_s)
+
+    @property
+    def next_tokens(self) -> int:
+        """How many prompt tokens the next `read` computes."""
+        assert self.live is not None
+        first, end = self.live.decoding.next_pass()
+        return min(end - first, self.order.options.prefill_chunk)
+
+    def read(self) -> None:
+        """Read one chunk of the prompt; with the last one comes the first token."""
+        assert self.live is not None
+        if not self.live.read_chunk():
+            self.reads = False
+            self.step()
+
+    def step(self, forward_s: float | None = None) -> None:
+        """Choose, record and deliver the next token; `forward_s` as in `LiveRun.turn`."""
+        assert self.live is not None
+        for _, step in self.live.turn(forward_s):
+            self._tell(step)
+        if self.live.traces[0].end is not None:
+            self.end()
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do some work for this request alone; what fails ends it and no other."""
+        try:
+            work()
+        except Exception as fault:
+            self.fail(fault)
+
+    def fail(self, fault: Exception) -> None:
+        """End by a fault; what is no fault of the client's or the machine's is logged."""
+        if not isinstance(fault, DecodescopeError):
+            _log.error("run %s failed", self.ticket.run_id, exc_info=fault)
+        known = fault if isinstance(fault, DecodescopeError) else ResourceError("serve.failed")
+        if self.live is None:
+            return self.abandon("failed", known)
+        self.live.finish("error", known)
+        nonfinite = isinstance(fault, FindingError) and fault.key == "run.nonfinite"
+        self.end("nonfinite" if nonfinite else "error")
+
+    def abandon(self, reason: str = "abandoned", fault: DecodescopeError | None = None) -> None:
+        """End without ever having joined."""
+        self.over = True
+        for watcher in self._watchers:
+            watcher.refused(reason)
+        how: FinishReason = "interrupted" if fault is None else "error"
+        said = None if fault is None else str(fault)
+        self._send(End(how, None, "", self.ticket.prompt_tokens, 0, None, None, None, error=said))
+
+    def interrupt(self) -> None:
+        """End before its time: nobody waits for it any more, or the server closes."""
+        assert self.live is not None
+        self.live.finish("interrupted")
+        self.end("abort")
+
+    def end(self, reason: str | None = None) -> None:
+        """Tell that it is over; its run has its end already. A second call does nothing."""
+        assert self.live is not None
+        trace = self.live.traces[0]
+        if self.over or trace.end is None:
+            return
+        self.over = True
+        self.live.close()
+        for watcher in self._watchers:
+            watcher.ended(
+                self.ticket.run_id, trace, time.perf_counter() - self._came_at, reason or trace.end.finish_reason
+            )
+        self._send(trace.end)
+
+    def _tell(self, step: Step) -> None:
+        now = time.perf_counter()
+        seconds, self._told_at = now - self._told_at, now
+        for watcher in self._watchers:
+            watcher.stepped(self.ticket.run_id, step, seconds)
+        self._send(step)
+
+    def _send(self, what: Step | End) -> None:
+        """To the client; one that cannot be reached has gone."""
+        try:
+            self._deliver(what)
+        except Exception as fault:
+            _log.warning("run %s cannot be delivered", self.ticket.run_id, exc_info=fault)
+            self.ticket.cancelled = True
