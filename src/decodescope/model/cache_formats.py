@@ -53,7 +53,8 @@ class Stored:
 
     def first(self, count: int) -> "Stored":
         """The first `count` positions, in the same memory."""
-        return Stored(*(tensor[:, :, :count] for tensor in self.tensors))
+        scales = None if self.scales is None else self.scales[:, :, :count]
+        return Stored(self.numbers[:, :, :count], scales)
 
     def rows(self, rows: list[int]) -> "Stored":
         """A copy of some batch rows, in this order."""

@@ -141,9 +141,11 @@ class KVCache:
 
     def _whole(self, layer: int, own: int) -> tuple[Held, Held]:
         """Keys and values of the stem and the first `own` positions behind it."""
-        pair, stems = self._own[layer], self._stems[layer]
+        pair, stems, centre = self._own[layer], self._stems[layer], self._centres[layer]
+        if pair and not stems:
+            return Held((pair[0].first(own),), centre), Held((pair[1].first(own),))
         keys, values = zip(*(stems + _first([pair], own) if pair else stems), strict=True)
-        return Held(keys, self._centres[layer]), Held(values)
+        return Held(keys, centre), Held(values)
 
     def _less_centre(self, layer: int, k: Tensor) -> Tensor:
         """Keys as they are to be held: in bytes less the centre of the first ones."""

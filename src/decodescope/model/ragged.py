@@ -1,12 +1,38 @@
 """RaggedCache: caches of sequences whose pasts differ in length, side by side for one pass over the weights."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from decodescope.model.cache_formats import Held
 from decodescope.model.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRows:
+    """Keys or values of rows that differ in length."""
+
+    rows: tuple[Held, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """B, K, S of the longest, d."""
+        shapes = [held.shape for held in self.rows]
+        return torch.Size((len(shapes), shapes[0][1], max(shape[2] for shape in shapes), shapes[0][3]))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.rows[0].device
+
+    def float(self) -> Float[Tensor, "B K S d"]:
+        """The values in float32, zeros before those of shorter rows."""
+        longest = self.shape[2]
+        return torch.cat([F.pad(held.float(), (0, 0, longest - held.positions, 0)) for held in self.rows])
 
 
 class RaggedCache:
@@ -24,11 +50,12 @@ class RaggedCache:
         """How much shorter than the longest each past is, [B]: the positions of new tokens follow from it."""
         return torch.tensor([self.length - row.length for row in self._rows], device=device)
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple["HeldRows", "HeldRows"]:
         """Store k, v [B, K, T, d] behind each row's committed positions; return all that each row holds."""
-        parts = zip(self._rows, k.split(1), v.split(1), strict=True)
-        keys, values = zip(*(row.append(layer, *new) for row, *new in parts), strict=True)
-        return keys, values
+        new = [(k[row : row + 1], v[row : row + 1]) for row in range(len(k))]
+        held = [row.append(layer, *each) for row, each in zip(self._rows, new, strict=True)]
+        keys, values = zip(*held, strict=True)
+        return HeldRows(keys), HeldRows(values)
 
     def advance(self, count: int) -> None:
         """Commit `count` positions that every layer has appended."""

@@ -32,7 +32,8 @@ typedef struct {
     const float *q;
     float scale;            /* of the scores: log2(e) / sqrt(d), for powers of two instead of e */
     float *out;             /* [B, H, T, d] */
-    float *queries, *found; /* made here */
+    float *queries, *found; /* made here, as is the rest */
+    int64_t first_piece, pieces, found_rows;
 } attention;
 
 INLINE int64_t group_rows(const attention *a) { return a->H / a->K * a->T; } /* of one batch row */
@@ -245,12 +246,13 @@ INLINE void piece(const int kind, const attention *a, const stretch *s, int64_t 
     }
 }
 
-static void work_attention(const void *job, int64_t from, int64_t to) {
-    const attention *a = job;
+static void work_attention(const void *jobs, int64_t from, int64_t to) {
     for (int64_t number = from; number < to; number++) {
+        const attention *a = jobs;
+        while (number >= a->first_piece + a->pieces) a++;
         const stretch *s = a->past;
-        while (number >= s->first_piece + items(a, s) * chunks(s)) s++;
-        const int64_t here = number - s->first_piece;
+        while (number >= a->first_piece + s->first_piece + items(a, s) * chunks(s)) s++;
+        const int64_t here = number - a->first_piece - s->first_piece;
         if (a->kind == BFLOAT16) piece(BFLOAT16, a, s, here);
         else if (a->kind == FLOAT16) piece(FLOAT16, a, s, here);
         else if (a->kind == FLOAT8) piece(FLOAT8, a, s, here);
@@ -298,20 +300,19 @@ static void join(const attention *a, int64_t head, int64_t row) {
     for (int64_t x = 0; x < d && total != 0; x++) out[x] /= total;
 }
 
-/* Cuts every stretch into chunks; returns the number of pieces and, in `rows`, of the rows of what they find. */
-static int64_t plan(attention *a, int64_t *rows) {
-    int64_t position = 0, pieces = 0;
-    *rows = 0;
+/* Cuts every stretch into chunks: the number of pieces, and of the rows of what they find. */
+static void plan(attention *a) {
+    int64_t position = 0, pieces = 0, rows = 0;
     for (stretch *s = a->past; s < a->past + a->stretches; s++) {
         const int64_t least = PIECE_BYTES / (2 * KIND_BYTES[a->kind] * a->d);
         const int64_t even = s->length * items(a, s) / MOST_PIECES;
         s->chunk = ((least > even ? least : even) + TILE - 1) / TILE * TILE;
-        s->first_position = position, s->first_piece = pieces, s->first_found = *rows;
+        s->first_position = position, s->first_piece = pieces, s->first_found = rows;
         position += s->length;
         pieces += items(a, s) * chunks(s);
-        *rows += items(a, s) * chunks(s) * found_rows(a, s);
+        rows += items(a, s) * chunks(s) * found_rows(a, s);
     }
-    return pieces;
+    a->pieces = pieces, a->found_rows = rows;
 }
 
 /* q [B, H, T, d] with the scores' scale, key/value head by key/value head. */
@@ -338,16 +339,29 @@ static float *attention_room(int64_t floats) {
     return room;
 }
 
-/* Fills `out`. All sizes are at least 1, d is a multiple of LANES. Returns 0, or 1 when there was no memory. */
-int decodescope_attention(attention *a, int threads) {
-    int64_t rows, pieces = plan(a, &rows);
-    const int64_t queries = (a->B * a->H * a->T + BLOCK_ROWS) * a->d;
-    a->queries = attention_room(queries + rows * found_floats(a));
-    if (!a->queries) return 1;
-    a->found = a->queries + queries;
-    order_queries(a);
-    share(work_attention, a, pieces, 1, threads);
-    for (int64_t head = 0; head < a->K; head++)
-        for (int64_t row = 0; row < a->B * group_rows(a); row++) join(a, head, row);
+INLINE int64_t query_floats(const attention *a) { return (a->B * a->H * a->T + BLOCK_ROWS) * a->d; }
+
+/* Fills `out` of some attentions, whose pieces are shared out together. All sizes are at least 1, d is a multiple of
+ * LANES. Returns 0, or 1 when there was no memory. */
+int decodescope_attention(attention *jobs, int count, int threads) {
+    int64_t pieces = 0, floats = 0;
+    for (attention *a = jobs; a < jobs + count; a++) {
+        plan(a);
+        a->first_piece = pieces;
+        pieces += a->pieces;
+        floats += query_floats(a) + a->found_rows * found_floats(a);
+    }
+    float *room = attention_room(floats);
+    if (!room) return 1;
+    for (attention *a = jobs; a < jobs + count; a++) {
+        a->queries = room;
+        a->found = room + query_floats(a);
+        room = a->found + a->found_rows * found_floats(a);
+        order_queries(a);
+    }
+    share(work_attention, jobs, pieces, 1, threads);
+    for (attention *a = jobs; a < jobs + count; a++)
+        for (int64_t head = 0; head < a->K; head++)
+            for (int64_t row = 0; row < a->B * group_rows(a); row++) join(a, head, row);
     return 0;
 }

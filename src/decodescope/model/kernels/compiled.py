@@ -36,7 +36,7 @@ class Library:
         self._read.restype, self._read.argtypes = ctypes.c_uint64, [pointer, ctypes.c_int64, whole]
         self._unpack.argtypes = [whole, pointer, pointer, pointer, whole, whole]
         self.attention = library.decodescope_attention  # see attention.py
-        self.attention.argtypes = [pointer, whole]
+        self.attention.argtypes = [pointer, whole, whole]
         self._pack = library.decodescope_pack
         self._pack.argtypes = [whole, whole, pointer, pointer, pointer, whole]
 
