@@ -63,6 +63,7 @@ class Archive:
     def settle(self, run_id: str, trace: Trace) -> None:
         """A request is over: keep it if that is known only now, and make room. Raises ResourceError."""
         if self.rule == ON_ALERT and is_alert(trace):
+            self._running.add(run_id)  # listed as such until it is whole
             _write(self.path / run_id, trace)
         self._running.discard(run_id)
         self._make_room()
