@@ -36,8 +36,9 @@ def test_a_recorded_request_reads_as_what_its_client_got(session, serve, tmp_pat
 def test_a_share_of_requests_is_recorded(session, serve, tmp_path):
     archive = Archive(tmp_path, "sample=0.5", GIB)
     engine = serve(archive)
+    each = order(session, "a", 1)
     for _ in range(5):
-        answers(engine, [order(session, "a", 1) for _ in range(20)])
+        answers(engine, [each] * 20)
     engine.close()
     assert 25 <= len(archive.entries()) <= 75  # of 100; outside once in a million
 

@@ -1,23 +1,20 @@
 """Messages to prompt through the model's own template, and where each token of a prompt came from."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from decodescope.errors import InputError
 from decodescope.text.blueprint import one_line
 from decodescope.text.messages import Message
 from decodescope.text.spelling import is_partial
+from decodescope.text.template_process import TemplateProcess
 from decodescope.text.tokenizer import Tokenizer
 
 TEMPLATE, TEXT = "template", "text"
 
-_WORKER = Path(__file__).with_name("template_worker.py")
+_PROCESS = TemplateProcess()
 _CPU_S, _WALL_S = 5, 60  # a real template needs milliseconds; wall time is generous for busy machines
 _MEMORY_BYTES = 1 << 30
 
@@ -133,27 +130,13 @@ def _prompt(text: str, tokens: tuple[PromptToken, ...]) -> Prompt:
 
 def _render(template: str, contexts: list[dict[str, Any]]) -> tuple[str, list[str | None]]:
     """Render in a process of its own: the first text, and the others, None where they failed."""
-    request = {"template": template, "contexts": contexts, "cpu_s": _CPU_S, "memory_bytes": _MEMORY_BYTES}
-    answer = _answer(json.dumps(request).encode())
+    limits = {"cpu_s": _CPU_S, "wall_s": _WALL_S, "memory_bytes": _MEMORY_BYTES}
+    answer = _PROCESS.answer({"template": template, "contexts": contexts, **limits})
     if "texts" in answer:
         return answer["texts"][0], answer["texts"][1:]
     if answer["fault"] == "limits":
         raise InputError("chat.template_limits", seconds=_CPU_S, memory_mb=_MEMORY_BYTES >> 20)
     raise InputError("chat.template_failed", reason=one_line(answer["reason"]))
-
-
-def _answer(request: bytes) -> dict[str, Any]:
-    """What the worker says; killed for the time it took, it says nothing."""
-    command = [sys.executable, "-P", str(_WORKER)]
-    try:
-        done = subprocess.run(command, input=request, capture_output=True, timeout=_WALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"fault": "limits"}
-    if done.returncode < 0:
-        return {"fault": "limits"}
-    if done.returncode > 0:
-        return {"fault": "failed", "reason": done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]}
-    return dict(json.loads(done.stdout))
 
 
 def _free_plane(template: str, messages: Sequence[Message]) -> int | None:
