@@ -12,10 +12,10 @@ demo: .venv/installed
 # Files side by side, a process for every core: most tests keep to one thread.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-test: .venv/installed-dev models
+test: .venv/installed-dev models .venv/prometheus
 	$(PYTEST) -m "not full"
 
-test-full: .venv/installed-dev models
+test-full: .venv/installed-dev models .venv/prometheus
 	$(PYTEST)
 
 lint: .venv/installed-dev
@@ -64,6 +64,17 @@ sites: .venv/installed-dev models
 models: .venv/installed-dev
 	-$(BIN)/decodescope pull starter-small
 	-$(BIN)/decodescope pull starter
+
+# Tests start a real Prometheus; where it cannot be had they are skipped and say so. As a package it would become a
+# service that listens on every address: so not beside a running systemd.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=10
+GET_PROMETHEUS := $(APT) install -y --no-install-recommends prometheus
+.venv/prometheus: | .venv/bin/python
+	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then touch $@; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || [ -d /run/systemd/system ]; then \
+		echo "Tests of Prometheus are skipped: it is installed here only as root, by apt-get, where no systemd runs."; \
+	elif { $(GET_PROMETHEUS) || { $(APT) update; $(GET_PROMETHEUS); }; } >/dev/null 2>&1; then touch $@; \
+	else echo "Tests of Prometheus are skipped: apt-get cannot get it."; fi
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

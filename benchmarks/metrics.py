@@ -1,8 +1,8 @@
 """What the metrics of a step cost: each step of the starter model is timed, and then telling `Metrics` of it.
 
-Everything that a step may bring is on: seven sampler stages, guards, an answer long enough for the search for loops
-to matter. Prints, for one row and for several that share each pass, the median step as the server records it, the
-median time that its metrics take, and the median of the ratios step by step.
+Everything that a step may bring is on: seven sampler stages, two guards, an answer long enough for the search for
+loops to matter. Prints, for one row and for several that share each pass, the median step with all that is
+recorded of it, the median time that its metrics take, and the median of the ratios step by step.
 """
 
 import argparse

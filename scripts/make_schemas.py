@@ -19,6 +19,7 @@ from decodescope.experiments.fork_records import ForkReport
 from decodescope.experiments.forward_records import ForwardReport
 from decodescope.experiments.lens_records import LensReport
 from decodescope.experiments.sample_records import SampleReport
+from decodescope.monitor.watching import Reading
 from decodescope.trace.lines import NONFINITE, TYPES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
@@ -41,6 +42,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "sample.json": SampleReport,
         "bench.json": BenchReport,
         "turn.json": Turn,
+        "monitor.json": Reading,
     }
     return lines | {name: _document_schema(name, record) for name, record in documents.items()}
 

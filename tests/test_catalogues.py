@@ -8,6 +8,8 @@ from typing import get_args
 import pytest
 
 from decodescope.locale import LANGUAGES, catalogue, set_language, translate
+from decodescope.monitor.alerts import ALERTS, EXAMPLES
+from decodescope.monitor.dashboard_panels import ROWS
 from decodescope.sampling.params import Origin
 from decodescope.trace.records import Action, FinishReason
 from repository import modules
@@ -23,6 +25,8 @@ CALLS = {
     "_heading": "model.",
 }
 GIVEN_BY_CALLED = {"foreign_faults": {"reason"}}  # placeholders that the callee fills
+PANELS = [panel for row in ROWS.values() for panel in row]
+WORDS = {query.word for panel in PANELS for query in panel.queries} - {"", "p50", "p95", "p99"}
 # Names that are put together from a value while running: all of them, in full.
 PUT_TOGETHER = {
     *(f"origin.{name.replace(' ', '_')}" for name in get_args(Origin)),
@@ -47,6 +51,11 @@ PUT_TOGETHER = {
         )
     ),
     *(f"tokens.{name}" for name in ("text", "normalised", "pieces", "partial", "injected")),
+    *(f"alert.{alert.key}.{part}" for alert in (*ALERTS, *EXAMPLES) for part in ("summary", "description")),
+    *(f"panel.{panel.key}.{part}" for panel in PANELS for part in ("title", "description")),
+    *(f"panel.word.{word}" for word in WORDS),
+    *(f"dashboard.row.{row}" for row in ROWS),
+    *(f"dashboard.variable.{name}" for name in ("datasource", "job", "instance", "model_name")),
     *(f"tokens.column.{name}" for name in ("index", "token", "id", "bytes", "role", "remark")),
 }  # fmt: skip
 

@@ -3,8 +3,11 @@
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
@@ -78,21 +81,68 @@ def test_the_readmes_hold_the_two_commands_and_ten_to_try_each_with_a_line_of_wh
     assert all(why.startswith("# ") and command.startswith("decodescope ") for why, command in pairs)
 
 
+ENVIRONMENT = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT / "src")}
+
+
 def run_here(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        [sys.executable, *arguments], cwd=folder, env=ENVIRONMENT, stdin=subprocess.DEVNULL,
         capture_output=True, encoding="utf-8", timeout=CALM_S,
     )  # fmt: skip
 
 
 def test_every_command_to_try_runs_in_their_order(starter_path, small_path, tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    for line in shell_lines(READMES[0]):
-        if line.startswith("decodescope "):
+    lines = [line for line in shell_lines(READMES[0]) if line.startswith("decodescope ")]
+    assert len(lines) > 20
+    for line in lines:
+        if not is_about_a_server(line):
             done = run_here(["-m", *shlex.split(line)], tmp_path)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             assert done.stdout.strip(), f"{line} says nothing"
+
+
+def is_about_a_server(line: str) -> bool:
+    return line.endswith(" &") or "http://" in line
+
+
+def free_port() -> str:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return str(asked.getsockname()[1])
+
+
+def test_the_server_of_the_readme_is_there_and_answers_those_who_ask(small_path, tmp_path):
+    port = free_port()
+    serve, *asking = [line.replace("8000", port) for line in shell_lines(READMES[0]) if is_about_a_server(line)]
+    assert serve.startswith("decodescope serve ") and len(asking) == 2
+    arguments = [sys.executable, "-m", *shlex.split(serve.removesuffix(" &"))]
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(arguments, cwd=tmp_path, env=ENVIRONMENT, stdout=log, stderr=log)
+    try:
+        wait_for_port(int(port), server)
+        for line in asking:
+            if not line.startswith("curl") or shutil.which("curl"):
+                line = line.replace("decodescope ", f"{sys.executable} -m decodescope ")
+                done = subprocess.run(
+                    ["bash", "-c", line], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=CALM_S
+                )
+                assert done.returncode == 0, f"{line}: {done.stderr.decode()}"
+                assert b"logprob" in done.stdout or b"tokens" in done.stdout, f"{line}: {done.stdout.decode()}"
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0, (tmp_path / "log").read_text()
+
+
+def wait_for_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Until the server hears."""
+    for _ in range(10 * CALM_S):
+        assert server.poll() is None, "the server is gone"
+        with socket.socket() as asked:
+            if asked.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the server never came")
 
 
 def test_the_python_of_the_readme_runs(small_path, tmp_path):
@@ -105,7 +155,8 @@ def test_the_python_of_the_readme_runs(small_path, tmp_path):
 def commands() -> set[str]:
     from decodescope.cli.app import app
 
-    return {str(command.callback.__name__) for command in app.registered_commands if command.callback}
+    groups = {str(group.name) for group in app.registered_groups}
+    return groups | {str(command.callback.__name__) for command in app.registered_commands if command.callback}
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_server import needs_promtool, promtool
 
 from decodescope.errors import InputError
 from decodescope.locale import LANGUAGES, set_language
 from decodescope.monitor.alerts import ALERTS, EXAMPLES
 from decodescope.monitor.rules import ENGINES, Pace
 from decodescope.monitor.setup import write_setup
-from prometheus_server import needs_promtool, promtool
 
 OURS = {"decodescope": ["127.0.0.1:8000"]}
 
@@ -59,7 +59,9 @@ def test_secrets_are_made_anew_and_lie_where_only_their_owner_comes(tmp_path):
     for secret in ("token", "grafana_password"):
         one, two = ((tmp_path / name / "secrets" / secret).read_text() for name in ("one", "two"))
         assert one != two and min(len(one), len(two)) >= 32
-        written = [path for path in (tmp_path / "one").rglob("*") if path.is_file() and path.parent.name != "secrets"]
+        written = [
+            path for path in (tmp_path / "one").rglob("*") if path.is_file() and path.parent.name != "secrets"
+        ]
         assert written and not any(one in path.read_text(encoding="utf-8") for path in written)
 
 
@@ -110,7 +112,9 @@ def test_grafana_finds_its_source_and_both_dashboards(tmp_path):
     home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert home == f"{inside}/decodescope.zh.json"
     for code in LANGUAGES:
-        dashboard = json.loads((tmp_path / f"grafana/dashboards/decodescope.{code}.json").read_text(encoding="utf-8"))
+        dashboard = json.loads(
+            (tmp_path / f"grafana/dashboards/decodescope.{code}.json").read_text(encoding="utf-8")
+        )
         assert dashboard["uid"] == f"decodescope-{code}"
 
 

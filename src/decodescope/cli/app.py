@@ -11,9 +11,11 @@ from decodescope.cli.forward import forward
 from decodescope.cli.kv import kv
 from decodescope.cli.lens import lens
 from decodescope.cli.model import model
+from decodescope.cli.monitor import monitor
 from decodescope.cli.pull import pull
 from decodescope.cli.run import run
 from decodescope.cli.sample import sample
+from decodescope.cli.serve import serve
 from decodescope.cli.show import export, show
 from decodescope.cli.tokens import tokens
 from decodescope.locale import translate as t
@@ -26,8 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # its tables cut Chinese lines short
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (run, fork, forward, lens, attention, kv, sample, bench, tokens, model, pull, show, export):
+for command in (run, fork, forward, lens, attention, kv, sample, serve, bench, tokens, model, pull, show, export):
     app.command()(command)
+app.add_typer(monitor, name="monitor")
 
 
 @app.callback(invoke_without_command=True)

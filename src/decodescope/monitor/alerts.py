@@ -42,7 +42,7 @@ ALERTS = (
         "seconds a person will wait for a first word; it must stay below 10, where the buckets end",
     ),
     Alert(
-        "LlmKvCacheNearlyFull", "kv_cache_full", "llm:kv_cache_usage_ratio > {limit}", 0.9, 120, "warning",
+        "LlmKvCacheNearlyFull", "kv_cache_full", "llm:kv_cache_usage_ratio > {limit}", 0.9, 60, "warning",
         "the next long prompt has to wait, and what is running cannot grow much",
     ),
     Alert(

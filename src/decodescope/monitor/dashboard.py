@@ -46,7 +46,6 @@ def _variables(words: dict[str, str]) -> Iterator[Json]:
         "label": words["dashboard.variable.datasource"],
         "type": "datasource",
         "query": "prometheus",
-        "current": {},
         "refresh": 1,
     }
     for name, query in (

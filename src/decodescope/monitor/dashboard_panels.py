@@ -14,6 +14,7 @@ RATE = "$__rate_interval"
 TOKENS_PER_SECOND, NATS = "suffix: tok/s", "suffix: nats"  # custom units; the others are Grafana's
 COUNT, PER_SECOND, SECONDS, SHARE, BYTES, PLAIN = "short", "reqps", "s", "percentunit", "bytes", "none"
 CELSIUS, WATTS = "celsius", "watt"
+JOBS = "|".join(ENGINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def _ours(name: str, word: str = "", *by: str) -> Query:
 def _quantiles(record: str, histogram: str) -> tuple[Query, ...]:
     """The recorded ones of every engine; and the 99th of ours, whose buckets carry exemplars."""
     buckets = f"sum by (instance, le) (rate({PREFIX}{histogram}_bucket{{{CHOSEN}}}[{RATE}]))"
-    worst = Query(f"histogram_quantile(0.99, {buckets})", "p99", exemplar=True)
+    worst = Query(f"histogram_quantile(0.99, {buckets}) >= 0", "p99", exemplar=True)
     return _q(f"{record}:p50", "p50"), _q(f"{record}:p95", "p95"), worst
 
 
@@ -124,7 +125,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("kv_cache", SHARE, (_q("llm:kv_cache_usage_ratio"),)),
         Panel(
             "kv_bytes", BYTES,
-            (_ours("kv_cache_used_bytes", "used"), _ours("kv_cache_capacity_bytes", "capacity")),
+            (
+                _ours("kv_cache_used_bytes", "used"),
+                _ours("kv_cache_reserved_bytes", "reserved"),
+                _ours("kv_cache_capacity_bytes", "capacity"),
+            ),
         ),
         Panel("prefix_cache", SHARE, (_q("llm:prefix_cache_hit_ratio"),)),
         Panel(
@@ -150,4 +155,3 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("device_power", WATTS, (_ours("device_power_watts", "", "instance", "device"),), needs_device=True),
     ),
 }  # fmt: skip
-JOBS = "|".join(ENGINES)

@@ -75,7 +75,7 @@ _GAUGES = {
         "llamacpp": ("sum", "llamacpp:requests_deferred"),
     },
     "llm:kv_cache_usage_ratio": {
-        "decodescope": ("max", f"{PREFIX}kv_cache_used_bytes / {PREFIX}kv_cache_capacity_bytes"),
+        "decodescope": ("max", f"{PREFIX}kv_cache_reserved_bytes / {PREFIX}kv_cache_capacity_bytes"),
         "vllm": ("max", "vllm:kv_cache_usage_perc"),
         "sglang": ("max", "sglang:token_usage"),
     },
@@ -173,9 +173,10 @@ def _usual(pace: Pace) -> Iterator[Rule]:
 
 
 def _quantiles(record: str, histogram: str, engine: str, window: str) -> Iterator[Rule]:
+    """Of nothing a quantile is NaN, which no comparison lets through."""
     for name, quantile in QUANTILES.items():
         buckets = f"sum by ({_BY}, le) (rate({histogram}_bucket[{window}]))"
-        yield _rule(f"{record}:{name}", f"histogram_quantile({quantile}, {buckets})", engine)
+        yield _rule(f"{record}:{name}", f"histogram_quantile({quantile}, {buckets}) >= 0", engine)
 
 
 def _rate(counters: tuple[str, ...], window: str) -> str:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from itertools import islice
+from pathlib import Path
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +16,7 @@ from decodescope.monitor.servers import SERVERS, Server
 MOST_BYTES = 8 << 20
 _MOST_SAMPLES = 20_000  # of names that are ours to read
 _MOST_MODELS, _MOST_LETTERS = 16, 200
+_LONGEST_LINE = 1 << 14  # the parser takes quadratic time for the labels of one
 _SECONDS = 5.0  # for the connection, and for every piece of the answer
 _WHOLE_SECONDS = 20.0
 _ACCEPT = "text/plain;version=0.0.4"
@@ -45,6 +46,19 @@ class Scrape:
     samples: Samples
 
 
+def token_from(path: Path) -> str:
+    """The token in a file. Raises InputError."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as fault:
+        raise InputError(
+            "monitor.token_file", path=path, reason=getattr(fault, "strerror", None) or fault
+        ) from None
+    if not token:
+        raise InputError("monitor.token_empty", path=path)
+    return token
+
+
 def address_of(text: str, token: str | None = None) -> Address:
     """`host:port`, or a URL; without a path it is `/metrics`. A `token` in it, as `serve` prints it, is taken out.
 
@@ -54,11 +68,11 @@ def address_of(text: str, token: str | None = None) -> Address:
         url = httpx2.URL(text if "://" in text else f"http://{text}")
     except (httpx2.InvalidURL, ValueError):
         raise InputError("monitor.url", url=text) from None
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 1 << 16:
         raise InputError("monitor.url", url=text)
     given = url.params.get("token")
     path = "/metrics" if url.path in ("", "/") else url.path
-    return Address(url.copy_with(path=path, query=None, fragment=None) if given else url.copy_with(path=path), token or given)
+    return Address(url.copy_with(path=path, params=url.params.remove("token"), fragment=None), token or given)
 
 
 def scrape(address: Address) -> Scrape:
@@ -67,7 +81,7 @@ def scrape(address: Address) -> Scrape:
 
 
 def _fetched(address: Address) -> str:
-    headers = {"Accept": _ACCEPT}
+    headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity"}  # what unpacks to gigabytes is not unpacked
     if address.token:
         headers["Authorization"] = f"Bearer {address.token}"
     try:
@@ -99,7 +113,7 @@ def _check_status(status: int, address: Address) -> None:
 
 def _text(response: httpx2.Response, address: Address) -> str:
     content, ends = bytearray(), time.monotonic() + _WHOLE_SECONDS
-    for piece in response.iter_bytes():
+    for piece in response.iter_raw():
         content += piece
         if len(content) > MOST_BYTES or time.monotonic() > ends:
             raise InputError("monitor.too_much", url=address.shown, most=MOST_BYTES >> 20)
@@ -110,12 +124,13 @@ def read(text: str, at: float, where: str) -> Scrape:
     """What stands in an exposition. Raises InputError where it is none, or of no server that we know."""
     known = {name for server in SERVERS for name in server.all_names}
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-    found = [each for each in islice(_samples(text, where), _MOST_SAMPLES + 1) if each]
-    for name, labels, value in found:
+    count = 0
+    for name, labels, value in _samples(text, where):
         if name in known or name.startswith(PREFIX):
             samples.setdefault(name, []).append((labels, value))
-    if len(found) > _MOST_SAMPLES:
-        raise InputError("monitor.too_much", url=where, most=MOST_BYTES >> 20)
+            count += 1
+        if count > _MOST_SAMPLES:
+            raise InputError("monitor.too_much", url=where, most=MOST_BYTES >> 20)
     server = next((each for each in SERVERS if any(name.startswith(each.prefix) for name in samples)), None)
     if server is None:
         raise InputError("monitor.unknown", url=where, known=", ".join(each.name for each in SERVERS))
@@ -123,6 +138,8 @@ def read(text: str, at: float, where: str) -> Scrape:
 
 
 def _samples(text: str, where: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    if any(len(line) > _LONGEST_LINE for line in text.split("\n")):
+        raise InputError("monitor.not_metrics", url=where)
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -15,8 +15,8 @@ _REASONS = {"stop": "stop", "length": "length", "interrupted": "abort", "error":
 def metrics_of(traces: Sequence[Trace], finding: FindingError | None = None) -> Metrics:
     """What the traces of one run (one or more, of one model) come to, in the series that a server exports.
 
-    Counts are those of the branches that were kept, latencies those that their steps measured. A run meets no queue
-    and no other request's cache: there is nothing in the series of those. Of gauges there is the peak of resident
+    Counts are those of the branches that were kept, latencies those that their steps measured. A run meets no
+    queue and no other request's cache: the series of those stay empty. Of the gauges there is the peak of resident
     memory; what was true in passing is past. `finding` is what ended the run, if non-finite logits did.
     """
     peak = max((trace.end.peak_rss_bytes or 0 for trace in traces if trace.end), default=0)

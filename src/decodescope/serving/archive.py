@@ -73,6 +73,10 @@ class Archive:
         found = [_entry(path, path.name in self._running) for path in self.path.iterdir() if _is_run(path)]
         return sorted(found, key=lambda entry: entry.run_id, reverse=True)
 
+    def is_running(self, run_id: str) -> bool:
+        """Whether a run is still being written."""
+        return run_id in self._running
+
     def folder(self, run_id: str) -> Path:
         """The folder of a recorded run. Raises InputError for a name that is none's."""
         path = self.path / run_id

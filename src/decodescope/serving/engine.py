@@ -86,13 +86,16 @@ class Engine:
         request = Request(order, ticket, deliver, self._watchers)
         request.cache_bytes = self._wanted_bytes(order)
         with self._door:
-            full = len(self._waiting) >= self.plan.most_waiting + self._free_places
-            if not full and not self._closing:
-                self._waiting.append(request)
-                self._door.notify_all()
-                return ticket
-        self._refuse("queue_full")
-        raise Busy("serve.busy", waiting=len(self._waiting))
+            self.refuse_if_full()
+            self._waiting.append(request)
+            self._door.notify_all()
+        return ticket
+
+    def refuse_if_full(self) -> None:
+        """Raise Busy where an order would not be taken now: worth asking before a prompt is made ready."""
+        if self._closing or len(self._waiting) >= self.plan.most_waiting + self._free_places:
+            self._refuse("queue_full")
+            raise Busy("serve.busy", waiting=len(self._waiting))
 
     def cancel(self, ticket: Ticket) -> None:
         """Let a request go before the next pass; one that is over or unknown stays as it is."""

@@ -64,13 +64,17 @@ class RowReader:
         self._connection, self._path, self._budget = connection, path, size
         self._version = int(connection.execute("PRAGMA user_version").fetchone()[0])
 
-    def rows(self, table: Table) -> Iterator[Row]:
-        """All rows in key order, each value as its column's kind reads it; none where an older format lacks it."""
+    def rows(self, table: Table, first: int | None = None) -> Iterator[Row]:
+        """All rows in key order, each value as its column's kind reads it; none where an older format lacks it.
+
+        `first`: only those whose first column is not below it.
+        """
         if table.since > self._version:
             return
         known: dict[Row, _Readings] = {}
         last: Row | None = None
-        for row in self._connection.execute(table.select):
+        asked = (table.select,) if first is None else (table.select_from, (first,))
+        for row in self._connection.execute(*asked):
             signature = tuple(map(type, row))
             if signature not in known:
                 known[signature] = self._readings(table, signature)
@@ -138,19 +142,19 @@ class RowReader:
             raise self._damaged(f"setting.value_type: {value_type[:20]!r}")
         return Setting(name, value, origin)
 
-    def steps(self, bare: bool = False) -> list[Step]:
-        """All steps in the order they were made, every parent before its children.
+    def steps(self, bare: bool = False, first: int | None = None) -> list[Step]:
+        """All steps in the order they were made, every parent before its children; or those from node `first` on.
 
         `bare` ones lack candidates and stages, nine tenths of the work.
         """
-        candidates, stages = ({}, {}) if bare else (self._candidates(), self._stages())
-        interventions = self._interventions()
-        draws: dict[int, float] = dict(self.rows(DRAW))
+        candidates, stages = ({}, {}) if bare else (self._candidates(first), self._stages(first))
+        interventions = self._interventions(first)
+        draws: dict[int, float] = dict(self.rows(DRAW, first))
         made: set[int | None] = {None}
         steps = []
-        for row in self.rows(NODE):
+        for row in self.rows(NODE, first):
             node, parent = row[:2]
-            if parent not in made:
+            if parent not in made and (first is None or parent >= first):
                 raise self._damaged(f"node.parent_id: {parent}")
             made.add(node)
             step = Step(
@@ -165,17 +169,17 @@ class RowReader:
             steps.append(step)
         return steps
 
-    def _candidates(self) -> dict[int, list[Candidate]]:
+    def _candidates(self, first: int | None) -> dict[int, list[Candidate]]:
         found: dict[int, list[Candidate]] = defaultdict(list)
-        for node, _, *values in self.rows(CANDIDATE):
+        for node, _, *values in self.rows(CANDIDATE, first):
             found[node].append(Candidate(*values))
         return found
 
-    def _stages(self) -> dict[int, list[Stage]]:
+    def _stages(self, first: int | None) -> dict[int, list[Stage]]:
         filters = {number: filtering for number, *filtering in self.rows(FILTER)}
-        probs = self._stage_probs()
+        probs = self._stage_probs(first)
         found: dict[int, list[Stage]] = defaultdict(list)
-        for node, ordinal, filter_id, survivors, kept_mass, entropy_nats in self.rows(STAGE):
+        for node, ordinal, filter_id, survivors, kept_mass, entropy_nats in self.rows(STAGE, first):
             if filter_id not in filters:
                 raise self._damaged(f"stage.filter_id: {filter_id}")
             name, settings = filters[filter_id]
@@ -183,17 +187,17 @@ class RowReader:
             found[node].append(Stage(name, settings, survivors, kept_mass, entropy_nats, after))
         return found
 
-    def _stage_probs(self) -> dict[tuple[int, int], list[float]]:
+    def _stage_probs(self, first: int | None) -> dict[tuple[int, int], list[float]]:
         found: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for node, stage, candidate, prob in self.rows(STAGE_PROB):
+        for node, stage, candidate, prob in self.rows(STAGE_PROB, first):
             if candidate != len(found[node, stage]):
                 raise self._damaged(f"stage_prob.candidate: {candidate}")
             found[node, stage].append(prob)
         return found
 
-    def _interventions(self) -> dict[int, list[Intervention]]:
+    def _interventions(self, first: int | None) -> dict[int, list[Intervention]]:
         found: dict[int, list[Intervention]] = defaultdict(list)
-        for node, _, *values in self.rows(INTERVENTION):
+        for node, _, *values in self.rows(INTERVENTION, first):
             found[node].append(Intervention(*values))
         return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from decodescope.errors import InputError
 from decodescope.trace.ends import end_of
 from decodescope.trace.opening import opened
-from decodescope.trace.records import Trace
+from decodescope.trace.records import Step, Trace
 from decodescope.trace.site_records import SiteSummary
 from decodescope.trace.tables import SITE, TENSOR
 from decodescope.trace.tensors import SavedTensor, block_file
@@ -26,6 +26,15 @@ def read_trace(folder: Path) -> Trace:
 def read_outline(folder: Path) -> Trace:
     """As `read_trace`, with steps that lack candidates and stages: ten times as fast."""
     return _read(folder, bare=True)
+
+
+def read_steps(folder: Path, first: int) -> list[Step]:
+    """The steps from node `first` on, in the order they were made: what is new of a run that is being written.
+
+    Raises InputError as `read_trace` does.
+    """
+    with opened(folder) as reader:
+        return reader.steps(first=first)
 
 
 def _read(folder: Path, bare: bool) -> Trace:

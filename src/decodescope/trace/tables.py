@@ -53,6 +53,12 @@ class Table:
         return f"SELECT {_names(self.columns)} FROM {self.name} ORDER BY {_names(self.columns[: self.key])}"
 
     @cached_property
+    def select_from(self) -> str:
+        """The same for the rows whose first column is not below a given value."""
+        rows, order = self.select.split(" ORDER BY ")
+        return f"{rows} WHERE {self.columns[0].name} >= ? ORDER BY {order}"
+
+    @cached_property
     def kept(self) -> Callable[[Any], Row]:
         """What a row keeps of a record: all columns after the `given` ones."""
         return attrgetter(*(column.field for column in self.columns[self.given :]))

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 PING = b": still here\n\n"
 PING_S = 15.0  # without an event: proxies close what is silent for long
 WRITE_S = 60.0  # that a reader may take nothing at all
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_HEADERS = {"X-Accel-Buffering": "no"}  # to a proxy in front: pass each event on at once
 
 
 def event(data: str, number: int | None = None) -> bytes:

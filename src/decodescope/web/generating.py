@@ -49,6 +49,7 @@ class Desk:
 
     async def answer(self, asked: Asked, request: Request) -> Response:
         """Answer one request. Raises InputError for one that cannot be, and Busy."""
+        self.served.engine.refuse_if_full()
         generation = Generation(self.served)
         prepare = partial(generation.begin, asked)
         await run_sync(prepare, limiter=self._limiter)  # text becomes ids outside the event loop

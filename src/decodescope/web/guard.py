@@ -22,6 +22,7 @@ _COOKIE_S = 30 * 24 * 3600  # it dies with the server anyway: the secret is a ne
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _DECIDING = ("host", "origin", "authorization", "content-type", "sec-fetch-site")
 _HEADERS = {
+    "cache-control": "no-store",
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -167,7 +168,7 @@ def _without_token(scope: Scope) -> RedirectResponse:
     """To the same page; a path of ours starts with one slash, two would lead to another server."""
     rest = urlencode({name: value for name, value in _query(scope).items() if name != "token"})
     path = "/" + scope["path"].lstrip("/\\")
-    return RedirectResponse(f"{path}?{rest}" if rest else path, 303, {"Cache-Control": "no-store"})
+    return RedirectResponse(f"{path}?{rest}" if rest else path, 303)
 
 
 def _cookie(header: str, name: str) -> str:

@@ -45,17 +45,18 @@ def add_handlers(app: FastAPI, refused: Callable[[str], None]) -> None:
 
 
 def _invalid(fault: RequestValidationError) -> Response:
-    """The most telling of the faults: an unknown field by its name, else the first one."""
+    """The most telling of the faults: an unknown field by its name, else the deepest one."""
     faults = fault.errors()
     unknown = next((each for each in faults if each["type"] == "extra_forbidden"), None)
     if unknown is not None:
         name = _shown(unknown["loc"][-1])
         return refusal(400, "web.unsupported", param=name, name=name)
-    place = faults[0]["loc"][1:]
-    if not place or faults[0]["type"] == "json_invalid":
+    first = max(faults, key=lambda each: len(each["loc"]))  # of several forms the one that it came closest to
+    place = first["loc"][1:]
+    if not place or first["type"] == "json_invalid":
         return refusal(400, "web.not_json")
     name = _shown(place[0])
-    return refusal(400, "web.field", param=name, name=name, reason=_shown(faults[0]["msg"]))
+    return refusal(400, "web.field", param=name, name=name, reason=_shown(first["msg"]))
 
 
 def _shown(text: object) -> str:

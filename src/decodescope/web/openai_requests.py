@@ -17,6 +17,8 @@ SAMPLING = (
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1)]
+SeveralIds = Annotated[list[Ids], Field(min_length=1)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Tokens = Annotated[int, Field(ge=1, lt=1 << 31)]
 
@@ -72,7 +74,7 @@ class Wanted(_Strict):
 class CompletionRequest(Wanted):
     """`/v1/completions`: the prompt goes in as it is, without a chat template."""
 
-    prompt: Text | Ids | list[Text] | list[Ids] = Field(description="A text, its ids, or a list of either.")
+    prompt: Text | Ids | Texts | SeveralIds = Field(description="A text, its ids, or a list of either.")
     max_tokens: Tokens = _COMPLETION_TOKENS
     logprobs: TopLogprobs | None = None
 

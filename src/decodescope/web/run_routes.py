@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Path
@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from decodescope.errors import InputError
 from decodescope.serving.archive import Archive
 from decodescope.trace.lines import Record, json_text, record_line
-from decodescope.trace.saved import read_trace
+from decodescope.trace.saved import read_steps, read_trace
 from decodescope.web.event_stream import PING, PING_S, EventStream, event
 from decodescope.web.faults import JsonAnswer, fault_answer
 from decodescope.web.openai_routes import REFUSALS
@@ -23,7 +23,10 @@ from decodescope.web.served import Served
 LOOK_S = 0.25  # between two looks at a run that is being written
 _REST = 8  # times as long as a look took: a long run costs little of the machine that makes it
 _LINES = "application/x-ndjson"
-_EVENTS = "text/event-stream"
+_FOLLOWED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}},
+    204: {"description": "The last event was the end."},
+}
 RunId = Annotated[str, Path(max_length=200)]
 LastEventId = Annotated[str | None, Header(pattern="^[0-9]{1,9}$", description="Of the last event that was read.")]
 
@@ -45,7 +48,7 @@ class RunList(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a run consists of at one moment, and whether more will come."""
+    """What a run consists of at one moment from one of its lines on, and whether more will come."""
 
     records: Sequence[Record]
     over: bool
@@ -65,25 +68,29 @@ def run_routes(served: Served) -> APIRouter:
         look = await run_sync(look_at, _archive(served, run_id), run_id)
         return StreamingResponse(_lines(look.records), media_type=_LINES)
 
-    @routes.get("/{run_id}/events", response_class=EventStream, responses={200: {"content": {_EVENTS: {}}}})
+    @routes.get("/{run_id}/events", response_class=Response, responses=_FOLLOWED)
     async def events(run_id: RunId, last_event_id: LastEventId = None) -> Response:
         archive, first = _archive(served, run_id), 0 if last_event_id is None else int(last_event_id) + 1
-        look = await run_sync(look_at, archive, run_id)
-        if look.over and first >= len(look.records):
+        look = await run_sync(look_at, archive, run_id, first)
+        if look.over and not look.records:
             return Response(status_code=204)  # tells a browser not to come back
         return EventStream(followed(archive, run_id, first))
 
     return routes
 
 
-def look_at(archive: Archive, run_id: str) -> Look:
-    """The lines that `show --json` prints of a run, as far as it has come. Raises InputError."""
+def look_at(archive: Archive, run_id: str, first: int = 0) -> Look:
+    """The lines that `show --json` prints of a run, as far as it has come, from number `first` on.
+
+    Of a run that is being written only what is new is read: its line i is node i - 1. Raises InputError.
+    """
     folder = archive.folder(run_id)
-    running = any(entry.running for entry in archive.entries() if entry.run_id == run_id)
+    running = archive.is_running(run_id)
+    if running and first > 0:
+        return Look(read_steps(folder, first - 1), over=False)
     trace = read_trace(folder)
-    over = not running or (trace.end is not None and trace.end.finish_reason != "interrupted")
-    records: list[Record] = [trace.run, *trace.path()]
-    return Look([*records, trace.end] if over and trace.end else records, over)
+    ended: tuple[Record, ...] = (trace.end,) if trace.end and not running else ()
+    return Look([trace.run, *trace.path(), *ended][first:], over=not running)
 
 
 async def followed(archive: Archive, run_id: str, first: int) -> AsyncIterator[bytes]:
@@ -92,13 +99,13 @@ async def followed(archive: Archive, run_id: str, first: int) -> AsyncIterator[b
     while True:
         started = perf_counter()
         try:
-            look = await run_sync(look_at, archive, run_id)
+            look = await run_sync(look_at, archive, run_id, first)
         except InputError as fault:  # it has made way for newer ones
             yield event(bytes(fault_answer(fault).body).decode())
             return
-        for number, record in enumerate(look.records[first:], start=first):
-            yield event(json_text(record_line(record)), number)
-        first, told_at = max(first, len(look.records)), told_at if first >= len(look.records) else perf_counter()
+        for record in look.records:
+            yield event(json_text(record_line(record)), first)
+            first, told_at = first + 1, perf_counter()
         if look.over:
             return
         if perf_counter() - told_at > PING_S:

@@ -1,11 +1,13 @@
 """Serve: a session's model behind HTTP, from the first connection to the last."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodescope.monitor.metrics import Metrics
 from decodescope.serving.engine import Engine
 from decodescope.serving.orders import Plan
+from decodescope.serving.watcher import Watcher
 from decodescope.web.address import Listening
 from decodescope.web.app import create_app
 from decodescope.web.guard import Access
@@ -13,20 +15,25 @@ from decodescope.web.served import Served
 from decodescope.web.server import Server
 
 if TYPE_CHECKING:
+    from decodescope.monitor.telemetry import Telemetry
     from decodescope.serving.archive import Archive
     from decodescope.session import Session
 
 
-def serve(
-    session: "Session",
-    listening: Listening,
-    plan: Plan,
-    guards: tuple[str, ...],
-    archive: "Archive | None",
-    tell: Callable[[], None],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How to serve: within which limits, what is recorded where, the guards of requests that bring none, and who
+    is told of requests besides the metrics."""
+
+    plan: Plan
+    archive: "Archive | None" = None
+    guards: tuple[str, ...] = ()
+    telemetry: "Telemetry | None" = None
+
+
+def serve(session: "Session", listening: Listening, service: Service, tell: Callable[[], None]) -> None:
     """Serve until told to stop; `tell` is called when clients are heard. What runs then ends as interrupted."""
-    served = make_served(session, plan, guards, archive)
+    served = make_served(session, service)
     access = Access(listening.token, listening.port, listening.hosts)
     server = Server(create_app(served, access), tell, served.engine.close)
     served.engine.start()
@@ -34,10 +41,13 @@ def serve(
         server.run(sockets=[listening.socket])
     finally:
         served.engine.close()
+        if service.telemetry is not None:
+            service.telemetry.close()
 
 
-def make_served(session: "Session", plan: Plan, guards: tuple[str, ...], archive: "Archive | None") -> Served:
+def make_served(session: "Session", service: Service) -> Served:
     """An engine that has not started, with the metrics that watch it."""
     metrics = Metrics(session.files.name, lambda: engine.gauges())
-    engine = Engine(session, plan, [metrics], archive)
-    return Served(engine, metrics, guards)
+    watchers: list[Watcher] = [metrics, *filter(None, [service.telemetry])]
+    engine = Engine(session, service.plan, watchers, service.archive)
+    return Served(engine, metrics, service.guards)

@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn raises the signal again in the end; but a server that stops when it is told to has not failed."""
+        """Uvicorn raises the signal again in the end; but a server that stops when told to has not failed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,0 +1,64 @@
+"""A session served for real: an engine, and HTTP on a loopback port."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+import openai
+from waiting import until
+
+from decodescope.session import Session
+from decodescope.web.address import listen
+from decodescope.web.app import create_app
+from decodescope.web.bodies import Limits
+from decodescope.web.guard import Access
+from decodescope.web.serve import Service, make_served
+from decodescope.web.served import Served
+from decodescope.web.server import Server
+
+TOKEN = "t0ken-of-the-tests"
+
+
+@dataclass(frozen=True)
+class Live:
+    """A server that runs, seen from outside and from inside."""
+
+    url: str
+    served: Served
+
+    def http(self, **more: object) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, **more)
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}v1", api_key=TOKEN, max_retries=0, timeout=60)
+
+    def gauge(self, name: str) -> float:
+        return self.served.engine.gauges()[name]
+
+    def wait_idle(self) -> None:
+        """Until no request holds a place."""
+        until(lambda: not self.gauge("requests_running") and not self.gauge("requests_waiting"))
+
+
+@contextmanager
+def serving(session: Session, service: Service, limits: Limits | None = None) -> Iterator[Live]:
+    """Serve in a thread of this process."""
+    listening = listen("127.0.0.1", 0, TOKEN, ())
+    # The system holds little for a reader that does not read.
+    listening.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    served, heard = make_served(session, service), threading.Event()
+    access = Access(listening.token, listening.port, listening.hosts, limits or Limits())
+    server = Server(create_app(served, access), heard.set, served.engine.close)
+    served.engine.start()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]})
+    thread.start()
+    try:
+        assert heard.wait(60)
+        yield Live(listening.url, served)
+    finally:
+        server.stop()
+        thread.join(60)
+        assert not thread.is_alive()

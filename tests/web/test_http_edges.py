@@ -1,0 +1,117 @@
+"""What only shows on a real connection: bodies that never end or never come, silence, and the pages for scrapers."""
+
+import socket
+
+import pytest
+from live_web import TOKEN, serving
+
+from decodescope.serving.orders import Plan
+from decodescope.web import generating
+from decodescope.web.bodies import Limits
+from decodescope.web.serve import Service
+
+LIMIT = 10_000
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_session):
+    """A server that takes small bodies and waits for none."""
+    limits = Limits(body_bytes=LIMIT, body_seconds=0.5)
+    with serving(tiny_session, Service(Plan(1 << 28, most_running=1)), limits) as running:
+        yield running
+
+
+def connected(live) -> socket.socket:
+    host, port = live.url.removeprefix("http://").removesuffix("/").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def head(*lines: str) -> bytes:
+    own = ("POST /v1/completions HTTP/1.1", "Host: localhost", f"Authorization: Bearer {TOKEN}")
+    return "\r\n".join([*own, "Content-Type: application/json", *lines, "", ""]).encode()
+
+
+def answer(connection: socket.socket) -> str:
+    """Everything up to the end of the connection."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+def test_a_chunked_body_that_never_ends_is_cut_off_at_the_limit(narrow):
+    with connected(narrow) as connection:
+        connection.sendall(head("Transfer-Encoding: chunked"))
+        for _ in range(LIMIT // 1000 + 1):
+            connection.sendall(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+        assert answer(connection).startswith("HTTP/1.1 413")
+
+
+def test_a_body_that_was_announced_too_large_need_not_be_sent(narrow):
+    with connected(narrow) as connection:
+        connection.sendall(head(f"Content-Length: {LIMIT + 1}"))
+        assert answer(connection).startswith("HTTP/1.1 413")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(narrow):
+    with connected(narrow) as connection:
+        connection.sendall(head("Content-Length: 100") + b'{"prompt": ')
+        assert answer(connection).startswith("HTTP/1.1 408")
+
+
+def test_a_stream_that_waits_for_its_turn_says_that_it_is_there(narrow, monkeypatch):
+    monkeypatch.setattr(generating, "PING_S", 0.05)
+    first = narrow.openai().completions.create(
+        model=narrow.served.model_name,
+        prompt="x",
+        max_tokens=100_000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(first))
+    with (
+        narrow.http() as http,
+        http.stream("POST", "v1/completions", json={"prompt": "y", "max_tokens": 2, "stream": True}) as waiting,
+    ):
+        assert waiting.headers["x-accel-buffering"] == "no"
+        lines = waiting.iter_lines()
+        assert next(lines).startswith(": ")
+        first.close()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_metrics_are_text_and_openmetrics_where_asked_for(live):
+    with live.http() as http:
+        plain = http.get("metrics")
+        asked = http.get("metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert asked.headers["content-type"].startswith("application/openmetrics-text")
+    assert asked.text.endswith("# EOF\n")
+    assert "decodescope_kv_cache_capacity_bytes" in plain.text
+
+
+def test_what_is_refused_is_counted_once_by_its_reason(tiny_session):
+    def refused(http) -> dict[str, float]:
+        lines = [line for line in http.get("metrics").text.splitlines() if "requests_refused_total{" in line]
+        return {line.split('reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+    json = {"Content-Type": "application/json"}
+    with (
+        serving(tiny_session, Service(Plan(1 << 16, most_running=1, most_waiting=0))) as running,
+        running.http() as http,
+    ):
+        http.post("v1/completions", content=b"{", headers=json)
+        http.post("v1/completions", json={"prompt": "x", "tools": []})
+        http.post("v1/completions", json={"prompt": "x", "model": "other"})
+        http.post("v1/completions", json={"prompt": "x", "temperature": -1})
+        http.post("v1/completions", json={"prompt": [65] * 200, "max_tokens": 200})
+        http.post("v1/completions", json={"prompt": [65] * (1 << 17)})
+        http.post("v1/completions", json={"prompt": "x", "n": 2})
+        counted = refused(http)
+    assert counted == {
+        "invalid": 4,
+        "too_large": 1,
+        "too_long": 1,
+        "queue_full": 1,
+        "abandoned": counted["abandoned"],
+    }
