@@ -5,9 +5,8 @@
         for decoded in decoding.choose():   # logits -> one token per active row
             ...
 
-Several prompts decode as one left-padded batch; equal ones are read once and share the cache of that. A row that
-ends leaves the batch. Tokens may be laid down in advance (`force`); between two steps of a single row the last
-one may be replaced or taken back (`replace`, `rewind`).
+Several prompts decode as one left-padded batch; equal ones are read once and share that. A row that ends leaves
+it. Tokens may be laid down in advance (`force`); the last of a single row may be replaced or taken back.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -222,12 +221,13 @@ class Decoding:
     @property
     def last_id(self) -> int:
         """The newest token of a single sequence."""
-        return self._single.ids[-1]
+        row = self._single
+        return (row.generated or row.prompt)[-1]
 
     def next_pass(self) -> tuple[int, int]:
         """The positions that `forward` is about to compute, of a single sequence: first and behind the last."""
-        first = self.cache.length if self.limits.use_cache else 0
-        return first, len(self._single.ids)
+        first, row = self.cache.length if self.limits.use_cache else 0, self._single
+        return first, len(row.prompt) + len(row.generated)
 
     def compute(self, ids: Tensor, cache: Cache | None, padding: Tensor | None) -> Tensor:
         """Logits [B, V] behind the last position of ids [B, T], which continue what a cache holds."""

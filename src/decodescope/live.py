@@ -88,13 +88,13 @@ class LiveRun:
             self._read_s += self._watch.seconds["forward"] if more else 0.0
         return more
 
-    def turn(self, forward_s: float | None = None) -> list[tuple[int, Step]]:
+    def turn(self, forward_s: float | None = None) -> Iterator[tuple[int, Step]]:
         """The next step of every row; where its pass was made together with others', that took `forward_s`.
 
         Raises as `steps` does.
         """
         with self._ending():
-            return list(self._taken(self._advance(together_s=forward_s)))
+            yield from self._taken(self._advance(together_s=forward_s))
 
     def _taken(self, steps: Sequence[tuple[Decoded, Measured]]) -> Iterator[tuple[int, Step]]:
         """Steps recorded one after the other; the reader may change each before its row can end with it."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from serving_parts import answers, ask, order
 
-from decodescope.errors import InputError
-from decodescope.serving.archive import Archive, is_alert
+from decodescope.errors import InputError, ResourceError
+from decodescope.serving.archive import Archive
 from decodescope.session import Session
 from decodescope.trace.saved import read_trace
+from decodescope.trace.store import TraceWriter
 
 GIB = 1 << 30
 
@@ -48,9 +49,10 @@ def test_on_alert_keeps_the_runs_that_loop_or_that_a_guard_touched_and_no_others
     looping = Session.open(str(session.files.path))
     looping.model.lm_head.weight.data.zero_()  # the same token again and again
     kept = []
-    for of, options in ((session, {}), (looping, {}), (session, {"guards": ("high_entropy=0.01:warn",)})):
+    guarded = {"guards": ("high_entropy=0.01:warn",)}
+    for of, tokens, options in ((session, 20, {}), (looping, 100, {}), (session, 20, guarded)):
         engine = serve(archive, of=of)
-        (client,) = ask(engine, order(of, "a", 100, **options))
+        (client,) = ask(engine, order(of, "a", tokens, **options))
         client.wait()
         engine.close()
         kept.append(client)
@@ -59,7 +61,6 @@ def test_on_alert_keeps_the_runs_that_loop_or_that_a_guard_touched_and_no_others
     for client in wanted:
         trace = read_trace(archive.folder(client.ticket.run_id))
         assert trace.token_ids == client.ids and trace.end.finish_reason == "length"
-        assert is_alert(trace)
 
 
 def test_the_oldest_make_way_beyond_a_size_but_none_that_is_running(session, serve, tmp_path):
@@ -157,3 +158,41 @@ def test_a_run_is_listed_while_it_is_written(session, serve, tmp_path):
             return
         time.sleep(0.01)
     raise AssertionError("still said to be running")
+
+
+def test_a_disk_that_fails_costs_the_record_and_never_the_answer(session, serve, tmp_path, caplog):
+    archive = Archive(tmp_path / "runs", "all", GIB)
+    (tmp_path / "runs").rmdir()
+    (tmp_path / "runs").touch()  # where the folder was
+    engine = serve(archive)
+    assert answers(engine, [order(session, "a", 5)]) == [
+        session.run("a", max_new_tokens=5, ignore_eos=True).token_ids
+    ]
+    assert "recorded no further" in caplog.text
+    assert not archive._records
+
+
+def test_a_disk_that_fails_in_mid_run_leaves_what_was_committed(session, serve, tmp_path, monkeypatch):
+    archive = Archive(tmp_path, "all", GIB)
+    write, steps = TraceWriter.write, []
+
+    def full(writer, step):
+        steps.append(step)
+        if len(steps) == 4:
+            raise ResourceError("trace.disk_full", path=writer.folder, steps=3)
+        write(writer, step)
+
+    monkeypatch.setattr(TraceWriter, "write", full)
+    (client,) = ask(serve(archive), order(session, "a", 9))
+    assert client.wait().finish_reason == "length" and len(client.ids) == 9
+    trace = read_trace(archive.folder(client.ticket.run_id))
+    assert trace.token_ids == client.ids[:3] and trace.end.finish_reason == "interrupted"
+    assert len(steps) == 4 and not archive._records
+
+
+def test_a_folder_named_after_no_moment_is_no_run(tmp_path):
+    archive = Archive(tmp_path, "all", GIB)
+    odd = tmp_path / "99999999-999999-deadbeef"
+    odd.mkdir()
+    (odd / "trace.db").touch()
+    assert archive.entries() == []

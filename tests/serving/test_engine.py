@@ -132,14 +132,35 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_computed_again(s
     assert none == 0 and common <= reused < len(second.prompt.ids)
 
 
-def test_kept_prefixes_make_way_for_requests(session, serve):
+def test_kept_prefixes_make_way_for_requests(session, serve, diary):
     room = 200 * position_bytes(session)
     engine = serve(cache_bytes=room)
-    for text in ("first " * 8, "second " * 8, "third " * 8):
-        answers(engine, [order(session, text, 60)])
-        assert engine._prefixes.kept_bytes <= room
+    most = []
+
+    class Looking:
+        def stepped(self, run_id, step, seconds):
+            reserved = engine.gauges()["kv_cache_reserved_bytes"]
+            most.append(engine._prefixes.kept_bytes + reserved)
+
+        joined = ended = refused = lambda *_: None
+
+    engine._watchers.append(Looking())
+    for number in range(12):
+        answers(engine, [order(session, f"{number} the same " * (1 + number % 3), 60)])
     assert answers(engine, [order(session, "z", 150)])[0]
-    assert engine._prefixes.kept_bytes <= room
+    assert len(most) == 12 * 60 + 150 and max(most) <= room
+    engine.close()
+    assert engine._prefixes.kept_bytes > 0
+
+
+def test_a_prompt_that_fills_the_cache_finds_itself_again(session, serve, diary):
+    prompt = session.prompt("x" * 100)
+    engine = serve(cache_bytes=(len(prompt.ids) + 20) * position_bytes(session))
+    first, second = (
+        answers(engine, [Order(prompt, RunOptions(max_new_tokens=10, ignore_eos=True))]) for _ in range(2)
+    )
+    assert first == second
+    assert [reused for _, _, reused, _ in diary.joins] == [0, len(prompt.ids) - 1]
 
 
 def test_logits_that_are_no_numbers_end_their_request_and_no_other(session, serve, diary, tmp_path):
@@ -206,3 +227,64 @@ def test_the_watcher_is_told_of_every_token_and_its_time(session, serve, diary):
 def test_a_plan_without_room_is_refused(name):
     with pytest.raises(InputError, match=name):
         Plan(**{"cache_bytes": 1, name: 0})
+
+
+def test_several_orders_are_taken_all_or_none(session, serve, diary):
+    engine = serve(most_running=1, most_waiting=2)
+    three = [Client() for _ in range(3)]
+    tickets = engine.submit_all([order(session, "a", 3)] * 3, three)
+    assert [ticket.prompt_tokens for ticket in tickets] == [len(session.prompt("a").ids)] * 3
+    for client in three:
+        client.wait()
+    idle(engine)
+    with pytest.raises(InputError, match="more than the 3"):
+        engine.submit_all([order(session, "a", 3)] * 4, [Client()] * 4)
+    (long,) = ask(engine, order(session, "a", 400))
+    assert long.first.wait(30)
+    with pytest.raises(Busy):
+        engine.submit_all([order(session, "a", 3)] * 3, [Client()] * 3)
+    assert engine.gauges()["requests_waiting"] == 0
+    assert diary.refusals == ["invalid", "queue_full"]
+    engine.cancel(long.ticket)
+
+
+def test_a_prefix_that_cannot_be_kept_costs_nobody_anything(session, serve, monkeypatch):
+    engine = serve()
+
+    def no_memory(past):
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(engine._prefixes, "keep", no_memory)
+    short, long = ask(engine, order(session, "a", 2), order(session, "b", 60))
+    assert short.wait().finish_reason == long.wait().finish_reason == "length"
+    assert engine.healthy
+
+
+def test_a_request_that_cannot_join_ends_once_also_when_its_first_pass_fails(session, serve, diary, monkeypatch):
+    engine = serve()
+    monkeypatch.setattr("decodescope.serving.engine.forward_together", lambda _: 1 / 0)
+    (running,) = ask(engine, order(session, "a", 5))
+    running.wait()
+    monkeypatch.setattr(Session, "join", lambda *_: 1 / 0)
+    (failed,) = ask(engine, order(session, "b", 5))
+    assert failed.wait().finish_reason == "error"
+    idle(engine)
+    assert len(failed.ends) == 1 and diary.refusals == ["failed"]
+
+
+def test_a_watcher_that_fails_costs_nobody_anything(session, serve, diary):
+    engine = serve()
+    diary.stepped = diary.ended = lambda *_: 1 / 0
+    assert len(answers(engine, [order(session, "a", 4)])[0]) == 4
+    assert engine.healthy
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_whose_thread_is_gone_takes_no_orders(session, serve, monkeypatch):
+    engine = serve()
+    monkeypatch.setattr(engine, "_turn", lambda: exec("raise SystemExit"))
+    ask(engine, order(session, "a"))
+    engine._thread.join(30)
+    assert not engine.healthy
+    with pytest.raises(Busy):
+        engine.submit(order(session, "b"), Client())

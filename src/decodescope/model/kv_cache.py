@@ -82,11 +82,18 @@ class KVCache:
         """A second cache with the first `length` positions of this one, in memory of its own."""
         child = KVCache(len(self._own), self.dtype, most)
         child.length, child._centres = length, list(self._centres)
-        for layer, pair in enumerate(self._own):
-            held = _first(self._stems[layer] + ([pair] if pair else []), length) if length else []
-            if held:
-                child._own[layer] = joined(keys for keys, _ in held), joined(values for _, values in held)
+        for layer in range(len(self._own) if length else 0):
+            child._own[layer] = self._joined(layer, length)
         return child
+
+    def shrink(self, most: int | None = None) -> None:
+        """Give back the memory that no position takes, layer by layer; from now on `most` positions are wanted."""
+        self.most = most
+        for layer in range(len(self._own)):
+            if self.length:
+                self._own[layer] = self._joined(layer, self.length)
+            self._stems[layer] = []
+        self._stem, self._lent = 0, [0] * len(self._own)
 
     def keep_rows(self, rows: list[int]) -> None:
         """Keep only these batch rows, in this order."""
@@ -146,6 +153,12 @@ class KVCache:
             return Held((pair[0].first(own),), centre), Held((pair[1].first(own),))
         keys, values = zip(*(stems + _first([pair], own) if pair else stems), strict=True)
         return Held(keys, centre), Held(values)
+
+    def _joined(self, layer: int, length: int) -> _Pair:
+        """A copy of the first `length` positions of a layer."""
+        pair = self._own[layer]
+        held = _first(self._stems[layer] + ([pair] if pair else []), length)
+        return joined(keys for keys, _ in held), joined(values for _, values in held)
 
     def _less_centre(self, layer: int, k: Tensor) -> Tensor:
         """Keys as they are to be held: in bytes less the centre of the first ones."""

@@ -1,20 +1,25 @@
 """Archive: the runs of a server in a folder, a run folder each; the oldest make way beyond a size."""
 
+import logging
 import random
 import re
 import secrets
 import shutil
-from dataclasses import dataclass, replace
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from decodescope.analysis.repeats import find_loop
-from decodescope.errors import InputError
+from decodescope.analysis.repeats import LoopFinder
+from decodescope.errors import DecodescopeError, InputError
 from decodescope.options import DEFAULT_CANDIDATES, RunOptions
-from decodescope.trace.records import Trace
+from decodescope.trace.records import Run, Step, Trace
 from decodescope.trace.schema import DATABASE
 from decodescope.trace.store import TraceWriter
 
+_log = logging.getLogger(__name__)
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}", re.ASCII)
 _MOMENT = "%Y%m%d-%H%M%S"
 ALL, ON_ALERT, SAMPLE = "all", "on-alert", "sample="
@@ -35,47 +40,111 @@ class Entry:
     running: bool
 
 
-class Archive:
-    """Records requests by a rule: `all`, `sample=SHARE`, or `on-alert`: those that `is_alert` tells of.
+@dataclass(slots=True)
+class _Record:
+    """What is known of a request that is to be recorded: its writer, and whether it is one to be alarmed about."""
 
-    Raises InputError for another rule, and where the folder cannot be made.
+    writer: TraceWriter | None = None
+    finder: LoopFinder = field(default_factory=LoopFinder)
+    alarming: bool = False
+
+    def see(self, step: Step) -> None:
+        """A guard acted, or the text has begun to go round."""
+        if not self.alarming:
+            self.finder.push(step.token_id, step.text)
+            self.alarming = bool(step.interventions) or self.finder.loop is not None
+
+
+class Archive:
+    """Records requests by a rule: `all`, `sample=SHARE`, or `on-alert`: those that loop, fail, or that a guard
+    touches.
+
+    A fault of the disk ends the record of a request, never the request. Raises InputError for another rule, and
+    where the folder cannot be made.
     """
 
     def __init__(self, folder: Path, rule: str, most_bytes: int) -> None:
         self.path, self.rule, self.most_bytes = folder, rule, most_bytes
         self._share = _share(rule)
-        self._running: set[str] = set()
+        self._records: dict[str, _Record] = {}  # of the requests that run, those to be recorded
+        self._sizes: dict[str, int] = {}  # bytes of the runs that are over, as they were then
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._sizes = {path.name: _size(path) for path in folder.iterdir() if _is_run(path)}
         except OSError as fault:
             raise InputError("serve.runs_folder", path=folder, reason=fault.strerror) from None
 
     def options_for(self, run_id: str, options: RunOptions) -> RunOptions:
         """How a request is to be run so that it can be recorded, if it is to be."""
-        if self.rule != ON_ALERT and random.random() >= self._share:
+        if random.random() >= self._share:
             return options
-        full = replace(options, candidates=max(options.candidates, DEFAULT_CANDIDATES))
-        if self.rule == ON_ALERT:  # kept in memory until it is known
-            return full
-        self._running.add(run_id)
-        return replace(full, save=self.path / run_id)
+        self._records[run_id] = _Record()
+        return replace(options, candidates=max(options.candidates, DEFAULT_CANDIDATES))
 
-    def settle(self, run_id: str, trace: Trace) -> None:
-        """A request is over: keep it if that is known only now, and make room. Raises ResourceError."""
-        if self.rule == ON_ALERT and is_alert(trace):
-            self._running.add(run_id)  # listed as such until it is whole
-            _write(self.path / run_id, trace)
-        self._running.discard(run_id)
-        self._make_room()
+    def begin(self, run_id: str, run: Run) -> None:
+        """A request begins to run; what an alert decides is written when it is over."""
+        if run_id in self._records and self.rule != ON_ALERT:
+            self._create(run_id, run)
+
+    def write(self, run_id: str, step: Step) -> None:
+        """Commit a step."""
+        record = self._records.get(run_id)
+        if record is not None and self.rule == ON_ALERT:
+            record.see(step)
+        elif record is not None and record.writer is not None:
+            with self._recording(run_id):
+                record.writer.write(step)
+
+    def settle(self, run_id: str, trace: Trace | None) -> None:
+        """A request is over, with this trace unless it never began: end its record, and make room."""
+        record = self._records.get(run_id)
+        if record is None:
+            return
+        end = trace.end if trace else None
+        if trace and end and self.rule == ON_ALERT and (record.alarming or end.finish_reason == "error"):
+            self._create(run_id, trace.run, trace.steps)
+        if record.writer is not None and end is not None:
+            with self._recording(run_id):
+                record.writer.finish(replace(end, trace=str(self.path / run_id)))
+        del self._records[run_id]
+        if _is_run(self.path / run_id):
+            self._sizes[run_id] = _size(self.path / run_id)
+            self._make_room()
+
+    def _create(self, run_id: str, run: Run, steps: Sequence[Step] = ()) -> None:
+        with self._recording(run_id):
+            writer = self._records[run_id].writer = TraceWriter.create(self.path / run_id, run)
+            for step in steps:
+                writer.write(step)
+
+    @contextmanager
+    def _recording(self, run_id: str) -> Iterator[None]:
+        """What has been committed stays when the disk has a fault inside."""
+        try:
+            yield
+        except (DecodescopeError, OSError, sqlite3.Error) as fault:
+            _log.warning("run %s is recorded no further: %s", run_id, fault)
+            record = self._records[run_id]
+            with suppress(OSError, sqlite3.Error):
+                if record.writer is not None:
+                    record.writer.close()
+                else:
+                    (self.path / run_id).rmdir()  # an empty one
+            record.writer = None
 
     def entries(self) -> list[Entry]:
         """The recorded runs, newest first."""
-        found = [_entry(path, path.name in self._running) for path in self.path.iterdir() if _is_run(path)]
-        return sorted(found, key=lambda entry: entry.run_id, reverse=True)
+        names = sorted((path.name for path in self.path.iterdir() if _is_run(path)), reverse=True)
+        return [self._entry(name) for name in names]
+
+    def _entry(self, run_id: str) -> Entry:
+        size = self._sizes.get(run_id)
+        size_bytes = _size(self.path / run_id) if size is None else size
+        return Entry(run_id, _moment(run_id).isoformat(), size_bytes, self.is_running(run_id))
 
     def is_running(self, run_id: str) -> bool:
         """Whether a run is still being written."""
-        return run_id in self._running
+        return run_id in self._records
 
     def folder(self, run_id: str) -> Path:
         """The folder of a recorded run. Raises InputError for a name that is none's."""
@@ -85,34 +154,10 @@ class Archive:
         return path
 
     def _make_room(self) -> None:
-        entries = self.entries()
-        taken = sum(entry.size_bytes for entry in entries)
-        for entry in reversed(entries):
-            if taken <= self.most_bytes:
-                return
-            if not entry.running:
-                shutil.rmtree(self.path / entry.run_id, ignore_errors=True)
-                taken -= entry.size_bytes
-
-
-def is_alert(trace: Trace) -> bool:
-    """Whether something went wrong in a run: it failed, a guard acted, or its text ended in a loop."""
-    failed = trace.end is not None and trace.end.finish_reason == "error"
-    path = trace.path()
-    if failed or any(step.interventions for step in path):
-        return True
-    return find_loop([step.token_id for step in path], [step.text for step in path]) is not None
-
-
-def _write(folder: Path, trace: Trace) -> None:
-    writer = TraceWriter.create(folder, trace.run)
-    try:
-        for step in trace.steps:
-            writer.write(step)
-        if trace.end is not None:
-            writer.finish(replace(trace.end, trace=str(folder)))
-    finally:
-        writer.close()
+        while self._sizes and sum(self._sizes.values()) > self.most_bytes:
+            oldest = min(self._sizes)  # names begin with the moment
+            shutil.rmtree(self.path / oldest, ignore_errors=True)
+            del self._sizes[oldest]
 
 
 def _share(rule: str) -> float:
@@ -128,11 +173,22 @@ def _share(rule: str) -> float:
     return share
 
 
+def _moment(run_id: str) -> datetime:
+    """When a run began, by its name. Raises ValueError for a name that is no run's."""
+    return datetime.strptime(run_id.rpartition("-")[0], _MOMENT).replace(tzinfo=UTC)
+
+
 def _is_run(path: Path) -> bool:
-    return bool(_ID.fullmatch(path.name)) and not path.is_symlink() and (path / DATABASE).is_file()
+    if not _ID.fullmatch(path.name) or path.is_symlink() or not (path / DATABASE).is_file():
+        return False
+    try:
+        return bool(_moment(path.name))
+    except ValueError:  # the thirteenth month
+        return False
 
 
-def _entry(path: Path, running: bool) -> Entry:
-    started = datetime.strptime(path.name.rpartition("-")[0], _MOMENT).replace(tzinfo=UTC)
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return Entry(path.name, started.isoformat(), size, running)
+def _size(path: Path) -> int:
+    """Bytes of the files in a run folder; of one that has just gone none."""
+    with suppress(FileNotFoundError):
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return 0

@@ -5,10 +5,11 @@ token each from one pass over the weights. A request joins when its whole answer
 ever put off half way.
 """
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,13 +20,14 @@ from decodescope.errors import InputError
 from decodescope.generate import NOTHING, Past
 from decodescope.model.cost import CACHE_FORMATS, kv_bytes_per_token
 from decodescope.model.kv_cache import KVCache
-from decodescope.serving.archive import Archive, new_run_id
+from decodescope.serving.archive import Archive
 from decodescope.serving.orders import Busy, Deliver, Order, Plan, Ticket
 from decodescope.serving.prefixes import Held, Prefixes
 from decodescope.serving.request import Request
 from decodescope.serving.watcher import Watcher
 from decodescope.session import Session
 
+_log = logging.getLogger(__name__)
 _REASONS = {"run.prompt_too_long": "too_long", "serve.too_large": "too_large"}
 
 
@@ -77,25 +79,33 @@ class Engine:
 
     def submit(self, order: Order, deliver: Deliver) -> Ticket:
         """Queue an order. Raises Busy, and InputError for one that could never be carried out."""
+        return self.submit_all([order], [deliver])[0]
+
+    def submit_all(self, orders: Sequence[Order], delivers: Sequence[Deliver]) -> list[Ticket]:
+        """Queue several orders, all or none. Raises as `submit` does."""
         try:
-            order = self._possible(order)
+            if len(orders) > self.plan.most:
+                raise InputError("serve.too_many_orders", count=len(orders), most=self.plan.most)
+            possible = [self._possible(order) for order in orders]
         except InputError as fault:
             self._refuse(_REASONS.get(fault.key, "invalid"))
             raise
-        ticket = Ticket(new_run_id(), len(order.prompt.tokens))
-        request = Request(order, ticket, deliver, self._watchers)
-        request.cache_bytes = self._wanted_bytes(order)
+        given = zip(possible, delivers, strict=True)
+        requests = [Request(order, deliver, self._watchers, self.archive) for order, deliver in given]
+        for request in requests:
+            request.cache_bytes = self._wanted_bytes(request.order)
         with self._door:
-            self.refuse_if_full()
-            self._waiting.append(request)
+            self.refuse_if_full(len(orders))
+            self._waiting.extend(requests)
             self._door.notify_all()
-        return ticket
+        return [request.ticket for request in requests]
 
-    def refuse_if_full(self) -> None:
-        """Raise Busy where an order would not be taken now: worth asking before a prompt is made ready."""
-        if self._closing or len(self._waiting) >= self.plan.most_waiting + self._free_places:
+    def refuse_if_full(self, orders: int = 1) -> None:
+        """Raise Busy where orders would not be taken now: worth asking before prompts are made ready."""
+        waiting = len(self._waiting)
+        if not self.healthy or waiting + orders > self.plan.most_waiting + self._free_places:
             self._refuse("queue_full")
-            raise Busy("serve.busy", waiting=len(self._waiting))
+            raise Busy("serve.busy", waiting=waiting)
 
     def cancel(self, ticket: Ticket) -> None:
         """Let a request go before the next pass; one that is over or unknown stays as it is."""
@@ -135,13 +145,17 @@ class Engine:
             try:
                 self._turn()
             except Exception as fault:  # of a pass that all shared
-                for request in self._running:
-                    request.fail(fault)
-                self._leave()
-        for request in self._running:
-            request.interrupt()
-        self._leave()
+                _log.exception("a turn failed")
+                self._each(partial(Request.fail, fault=fault))
+        self._each(Request.interrupt)
         self._clear_queue(everything=True)
+
+    def _each(self, end: Callable[[Request], None]) -> None:
+        """End all that run."""
+        for request in self._running:
+            if not request.over:
+                request.guarded(partial(end, request))
+        self._leave()
 
     def _turn(self) -> None:
         self._wait()
@@ -161,7 +175,7 @@ class Engine:
     def _let_go(self) -> None:
         for request in self._running:
             if request.ticket.cancelled:
-                request.interrupt()
+                request.guarded(request.interrupt)
         self._leave()
 
     def _clear_queue(self, everything: bool = False) -> None:
@@ -182,21 +196,21 @@ class Engine:
                 return
             with self._door:
                 request = self._waiting.popleft()
-            self._prefixes.shrink_to(room)
             self._running.append(request)
-            request.guarded(partial(self._join, request))
+            request.guarded(partial(self._join, request, room))
 
-    def _join(self, request: Request) -> None:
-        order, run_id = request.order, request.ticket.run_id
+    def _join(self, request: Request, room_bytes: int) -> None:
+        order, run_id = request.order, request.run_id
+        past = self._past(request, room_bytes)
         options = self.archive.options_for(run_id, order.options) if self.archive else order.options
-        request.join(self.session.join(order.prompt, options, self._past(request)))
+        request.join(self.session.join(order.prompt, options, past))
 
-    def _past(self, request: Request) -> Past:
+    def _past(self, request: Request, room_bytes: int) -> Past:
         """What is known of the beginning of its prompt, in a cache that never outgrows what it was promised."""
-        order, most = request.order, request.cache_bytes // self._position_bytes
+        ids, most = request.order.prompt.ids, request.cache_bytes // self._position_bytes
         pasts = [each.live.past() for each in self._running if each.live and not each.reads]
-        running = [Held(past.ids, past.cache) for past in pasts if past.cache]
-        past = self._prefixes.past_of(order.prompt.ids, running, most)
+        running = [Held.of(past) for past in pasts if past.cache]
+        past = self._prefixes.past_of(ids, running, most, room_bytes)
         if past is not NOTHING:
             return past
         layers = self.session.model.config.num_hidden_layers
@@ -225,11 +239,17 @@ class Engine:
         over = [request for request in self._running if request.over]
         self._running = [request for request in self._running if not request.over]
         for request in over:
-            trace = request.live.traces[0] if request.live else None
-            if request.live and trace and trace.end and trace.end.finish_reason != "error":
-                self._prefixes.keep(request.live.past())
-            if trace and self.archive:
-                request.guarded(partial(self.archive.settle, request.ticket.run_id, trace))
-        if over:
-            promised = sum(request.cache_bytes for request in self._running)
+            self._keep(request)
+
+    def _keep(self, request: Request) -> None:
+        """Its cache was promised to it, and goes over to the prefixes as it is."""
+        end = request.trace.end if request.trace else None
+        if request.live is None or end is None or end.finish_reason == "error":
+            return
+        promised = sum(each.cache_bytes for each in self._running)
+        try:
+            self._prefixes.keep(request.live.past())
             self._prefixes.shrink_to(self.plan.cache_bytes - promised)
+        except Exception:  # what could have been spared is no reason for others to fail
+            _log.exception("a prefix could not be kept")
+            self._prefixes = Prefixes()

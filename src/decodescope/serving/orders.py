@@ -45,6 +45,11 @@ class Plan:
     most_waiting: int = 64
     prompt_chunk: int = 256  # prompt tokens that others wait for between two of their own
 
+    @property
+    def most(self) -> int:
+        """Requests that may be there at once, running and waiting."""
+        return self.most_running + self.most_waiting
+
     def __post_init__(self) -> None:
         for name in ("cache_bytes", "most_running", "prompt_chunk"):
             if getattr(self, name) < 1:

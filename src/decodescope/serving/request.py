@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from decodescope.errors import DecodescopeError, FindingError, ResourceError
 from decodescope.live import LiveRun
+from decodescope.serving.archive import Archive, new_run_id
 from decodescope.serving.orders import Deliver, Order, Ticket
 from decodescope.serving.watcher import Watcher
-from decodescope.trace.records import End, FinishReason, Step
+from decodescope.trace.records import End, FinishReason, Step, Trace
 
 _log = logging.getLogger(__name__)
 
@@ -16,21 +17,34 @@ _log = logging.getLogger(__name__)
 class Request:
     """Waits, then runs: `live` is its run once it has joined. It tells its client and the watchers."""
 
-    def __init__(self, order: Order, ticket: Ticket, deliver: Deliver, watchers: Sequence[Watcher]) -> None:
-        self.order, self.ticket = order, ticket
-        self._deliver, self._watchers = deliver, watchers
+    def __init__(
+        self, order: Order, deliver: Deliver, watchers: Sequence[Watcher] = (), archive: Archive | None = None
+    ) -> None:
+        self.order, self.ticket = order, Ticket(new_run_id(), len(order.prompt.tokens))
+        self._deliver, self._watchers, self._archive = deliver, watchers, archive
         self._came_at = self._told_at = time.perf_counter()
         self.live: LiveRun | None = None
         self.cache_bytes = 0  # promised to it
         self.reads = True  # its prompt has not been read to the end
         self.over = False
 
+    @property
+    def run_id(self) -> str:
+        """The name of its run."""
+        return self.ticket.run_id
+
+    @property
+    def trace(self) -> Trace | None:
+        """Its run so far; None before it joins."""
+        return self.live.traces[0] if self.live else None
+
     def join(self, live: LiveRun) -> None:
         """Leave the queue."""
         self.live, self.ticket.reused_tokens = live, live.reused_tokens
         waited_s = time.perf_counter() - self._came_at
-        for watcher in self._watchers:
-            watcher.joined(self.ticket.run_id, self.ticket.prompt_tokens, live.reused_tokens, waited_s)
+        if self._archive:
+            self._archive.begin(self.ticket.run_id, live.traces[0].run)
+        self._watch(lambda each: each.joined(self.run_id, self.ticket.prompt_tokens, live.reused_tokens, waited_s))
 
     @property
     def next_tokens(self) -> int:
@@ -64,19 +78,23 @@ class Request:
     def fail(self, fault: Exception) -> None:
         """End by a fault; what is no fault of the client's or the machine's is logged."""
         if not isinstance(fault, DecodescopeError):
-            _log.error("run %s failed", self.ticket.run_id, exc_info=fault)
+            _log.error("run %s failed", self.run_id, exc_info=fault)
         known = fault if isinstance(fault, DecodescopeError) else ResourceError("serve.failed")
         if self.live is None:
-            return self.abandon("failed", known)
+            self.abandon("failed", known)
+            return
         self.live.finish("error", known)
         nonfinite = isinstance(fault, FindingError) and fault.key == "run.nonfinite"
-        self.end("nonfinite" if nonfinite else "error")
+        self.end("nonfinite" if nonfinite else None)
 
     def abandon(self, reason: str = "abandoned", fault: DecodescopeError | None = None) -> None:
-        """End without ever having joined."""
+        """End without ever having joined. A second call does nothing."""
+        if self.over:
+            return
         self.over = True
-        for watcher in self._watchers:
-            watcher.refused(reason)
+        if self._archive:
+            self._archive.settle(self.run_id, None)
+        self._watch(lambda each: each.refused(reason))
         how: FinishReason = "interrupted" if fault is None else "error"
         said = None if fault is None else str(fault)
         self._send(End(how, None, "", self.ticket.prompt_tokens, 0, None, None, None, error=said))
@@ -94,24 +112,32 @@ class Request:
         if self.over or trace.end is None:
             return
         self.over = True
-        self.live.close()
-        for watcher in self._watchers:
-            watcher.ended(
-                self.ticket.run_id, trace, time.perf_counter() - self._came_at, reason or trace.end.finish_reason
-            )
+        if self._archive:
+            self._archive.settle(self.run_id, trace)
+        seconds, how = time.perf_counter() - self._came_at, reason or trace.end.finish_reason
+        self._watch(lambda each: each.ended(self.run_id, trace, seconds, how))
         self._send(trace.end)
 
     def _tell(self, step: Step) -> None:
         now = time.perf_counter()
         seconds, self._told_at = now - self._told_at, now
-        for watcher in self._watchers:
-            watcher.stepped(self.ticket.run_id, step, seconds)
+        if self._archive:
+            self._archive.write(self.run_id, step)
+        self._watch(lambda each: each.stepped(self.run_id, step, seconds))
         self._send(step)
+
+    def _watch(self, tell: Callable[[Watcher], None]) -> None:
+        """Tell the watchers; one that fails is no reason for anybody to suffer."""
+        for watcher in self._watchers:
+            try:
+                tell(watcher)
+            except Exception:
+                _log.exception("a watcher failed")
 
     def _send(self, what: Step | End) -> None:
         """To the client; one that cannot be reached has gone."""
         try:
             self._deliver(what)
         except Exception as fault:
-            _log.warning("run %s cannot be delivered", self.ticket.run_id, exc_info=fault)
+            _log.warning("run %s cannot be delivered", self.run_id, exc_info=fault)
             self.ticket.cancelled = True
