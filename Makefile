@@ -43,6 +43,8 @@ bench-full: bench
 	$(BIN)/python benchmarks/looking.py
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/serving.py
 
 # Random weights in the shape of Qwen2.5-7B: 16 GB of memory, and an hour.
 bench-7b: .venv/installed-dev models

@@ -38,13 +38,13 @@ def stays(value: float, samples: int = 80) -> str:
 
 
 def check_values(
-    folder: Path, series: Series, minute: int, expected: Mapping[str, Iterable[tuple[str, float]]]
+    folder: Path, series: Series, minute: float, expected: Mapping[str, Iterable[tuple[str, float]]]
 ) -> None:
     """Each expression must give exactly the labels and values (to six digits) that are expected of it."""
     tests = [
         {
             "expr": f"round({expr}, 0.000001)",
-            "eval_time": f"{minute}m",
+            "eval_time": f"{60 * minute:.0f}s",
             "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
         }
         for expr, samples in expected.items()
@@ -67,8 +67,8 @@ def check_alerts(
 def _run(folder: Path, series: Series, checks: dict[str, object]) -> None:
     """The examples too: what is off by default must work when switched on."""
     pace = Pace()
-    (folder / "recording.yml").write_text(yaml_text({"groups": recording_groups(pace)}))
-    alerts = alert_groups("en", pace, (*ALERTS, *EXAMPLES))
+    recording, alerts = recording_groups(pace), alert_groups("en", pace, (*ALERTS, *EXAMPLES))
+    (folder / "recording.yml").write_text(yaml_text({"groups": recording}))
     (folder / "alerts.yml").write_text(yaml_text({"groups": alerts}), encoding="utf-8")
     case = {
         "interval": f"{INTERVAL_S}s",
@@ -78,6 +78,7 @@ def _run(folder: Path, series: Series, checks: dict[str, object]) -> None:
     whole = {
         "rule_files": ["recording.yml", "alerts.yml"],
         "evaluation_interval": f"{INTERVAL_S}s",
+        "group_eval_order": [group["name"] for group in (*recording, *alerts)],  # any order, if not told
         "tests": [case],
     }
     path = folder / "test.yml"

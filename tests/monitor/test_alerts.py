@@ -146,8 +146,8 @@ def test_an_alert_waits_as_long_as_it_says(tmp_path):
         labelled("")[:-1]
         + ',engine="decodescope",severity="warning",alertname="LlmKvCacheNearlyFull",alertstate="%s"}'
     )
-    check_values(tmp_path, full, 11, {state % "firing": [], state % "pending": [(labels % "pending", 1)]})
-    check_values(tmp_path, full, 13, {state % "firing": [(labels % "firing", 1)], state % "pending": []})
+    check_values(tmp_path, full, 10.75, {state % "firing": [], state % "pending": [(labels % "pending", 1)]})
+    check_values(tmp_path, full, 11, {state % "firing": [(labels % "firing", 1)], state % "pending": []})
 
 
 def test_every_alert_has_its_fault_here_and_those_of_devices_need_a_device():
