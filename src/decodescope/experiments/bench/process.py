@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -84,7 +85,8 @@ class Process:
         self._process.wait(_CALM_S)
         for stream in (self._process.stdin, self._process.stdout, self._said):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # a request that a dead process never read
+                    stream.close()
 
     def _ask(self, what: str, task: Any = None) -> dict[str, Any]:
         request = {"ask": what, **(asdict(task) if task else {})}
