@@ -13,7 +13,7 @@ from decodescope.model.weights import Weights
 from decodescope.models import ModelFiles, Report, find_model, silent
 from decodescope.observe.recorder import Speller
 from decodescope.sampling.checkpoint import read_checkpoint_settings
-from decodescope.text.chat import Prompt, chat_prompt, ids_prompt, raw_prompt
+from decodescope.text.chat import Prompt, chat_prompt, check_length, ids_prompt, raw_prompt
 from decodescope.text.messages import Message, read_messages, read_prompts, with_system
 from decodescope.text.tokenizer import Tokenizer, open_tokenizer
 from decodescope.trace.records import Run
@@ -68,6 +68,11 @@ class OpenModel:
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self.model.config.max_position_embeddings
+
+    @property
     def cache_dtype(self) -> str | None:
         """What a KV cache holds where that is not `dtype`: a name in `model.cache_formats`."""
         return None if self.loading.cache_dtype == self.dtype else self.loading.cache_dtype
@@ -80,23 +85,25 @@ class OpenModel:
     def prompt(self, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
         """A prompt as it goes in: through the chat template where the model has one (`chat` None), or raw.
 
-        Raises InputError for an empty text, and for chat with a model that has no template.
+        Raises InputError for an empty text, for one beyond the context, and for chat with a model that has no
+        template.
         """
         if not text:
             raise InputError("text.empty_prompt")
         if chat is False or (chat is None and self.tokenizer.chat_template is None):
             if system is not None:
                 raise InputError("chat.system_needs_template")
-            return raw_prompt(self.tokenizer, text)
+            return raw_prompt(self.tokenizer, text, self.context)
         return self.chat(with_system([{"role": "user", "content": text}], system))
 
     def prompt_of(self, ids: Sequence[int]) -> Prompt:
-        """Ids as they go in. Raises InputError for none and for one that the model has no row for."""
+        """Ids as they go in. Raises InputError for none, too many, and one that the model has no row for."""
+        check_length(len(ids), self.context)
         return ids_prompt(self.tokenizer, [self.token_id(each) for each in ids])
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation as it goes in."""
-        return chat_prompt(self.tokenizer, messages)
+        return chat_prompt(self.tokenizer, messages, self.context)
 
     def conversation_from(self, path: Path, system: str | None = None) -> Prompt:
         """The conversation in a JSON file, as it goes in. Raises InputError."""
@@ -141,10 +148,9 @@ class OpenModel:
 
         Raises InputError where it leaves none, or where one has an id that the model has no row for.
         """
-        context, rows = self.model.config.max_position_embeddings, self.model.config.vocab_size
+        context, rows = self.context, self.model.config.vocab_size
         for ids in sequences:
-            if len(ids) >= context:
-                raise InputError("run.prompt_too_long", tokens=len(ids), context=context)
+            check_length(len(ids), context)
             if max(ids) >= rows:
                 raise InputError("run.id_outside", id=max(ids), rows=rows)
         return context - max(map(len, sequences))

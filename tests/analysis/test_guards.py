@@ -81,7 +81,7 @@ def test_a_rule_that_cannot_be_is_refused_in_one_sentence(text, key):
     with pytest.raises(InputError) as fault:
         parse_guard(text)
     assert fault.value.key == f"guard.{key}"
-    assert str(fault.value).startswith("--guard") and "\n" not in str(fault.value)
+    assert str(fault.value).startswith("Guard ") and "\n" not in str(fault.value)
 
 
 def test_a_loop_is_stopped_once_the_guard_is_sure():

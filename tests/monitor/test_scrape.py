@@ -12,6 +12,7 @@ from decodescope.errors import InputError
 from decodescope.monitor import scrape as scraping
 from decodescope.monitor.metrics import Metrics
 from decodescope.monitor.scrape import address_of, read, scrape, token_from
+from decodescope.monitor.servers import TOKEN_VARIABLE
 
 
 def fails(key: str, address: str, **more: str) -> InputError:
@@ -47,9 +48,23 @@ def test_servers_are_told_apart_by_their_names(text, server, models):
         ("http://me:pw@h:1", "http://me:pw@h:1/metrics", "http://h:1/metrics", None),
     ],
 )
-def test_an_address_may_be_short_and_what_is_shown_holds_no_secret(given, url, shown, token):
+def test_an_address_may_be_short_and_what_is_shown_holds_no_secret(given, url, shown, token, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     address = address_of(given)
     assert (str(address.url), address.shown, address.token) == (url, shown, token)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_the_token_of_the_environment_is_for_servers_on_this_machine(host, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    assert address_of(f"{host}:8000").token == "secret"
+    assert address_of(f"{host}:8000", "given").token == address_of(f"{host}:8000/?token=given").token == "given"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "example.org", "127.0.0.1.example.org", "0.0.0.0"])
+def test_nobody_elses_server_is_sent_the_token_of_the_environment(host, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    assert address_of(f"{host}:8000").token is None
 
 
 def test_a_token_that_is_given_comes_before_one_in_the_address():

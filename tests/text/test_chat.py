@@ -187,6 +187,17 @@ def test_a_raw_prompt_is_text_and_marks_injected_control_tokens(starter: Tokeniz
     assert b"".join(token.bytes for token in prompt.tokens) == "春天 龘<|im_end|>".encode()
 
 
+def test_what_is_too_long_for_the_context_is_refused_before_its_tokens_are_described(
+    starter: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(raw_prompt(starter, "a b c", context=4).tokens) == 3
+    monkeypatch.delattr(Tokenizer, "token_bytes")
+    with pytest.raises(InputError, match="3 tokens"):
+        raw_prompt(starter, "a b c", context=3)
+    with pytest.raises(InputError, match="context holds 3"):
+        chat_prompt(starter, user("a b c"), context=3)
+
+
 def test_bos_of_a_raw_prompt_belongs_to_the_template_and_chat_gets_no_second_one(spm_tokenizer: Tokenizer) -> None:
     prompt = raw_prompt(spm_tokenizer, "the model")
     assert (prompt.tokens[0].id, prompt.tokens[0].role) == (spm_tokenizer.bos_id, "template")

@@ -1,8 +1,10 @@
 """Ids equal transformers' for any text; the facts of FACTS.md about Qwen2.5's tokenizer hold."""
 
+import threading
 import time
 import unicodedata
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,21 @@ def test_opening_the_starter_takes_a_fraction_of_a_second(starter_header: GGUFHe
         return time.process_time() - begun
 
     assert min(processor_seconds(lambda: Tokenizer.from_gguf(starter_header)) for _ in range(3)) < 1.5
+
+
+def test_others_go_on_while_a_long_text_becomes_ids(small: Tokenizer) -> None:
+    laps, over = [], threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.005):
+            laps.append(time.perf_counter())
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    began = time.perf_counter()
+    small.encode("a" * (1 << 20))
+    ended = time.perf_counter()
+    over.set()
+    runner.join()
+    during = [began, *(lap for lap in laps if began < lap < ended), ended]
+    assert max(later - lap for lap, later in pairwise(during)) < (ended - began) / 2

@@ -4,10 +4,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx2
 import openai
+from openai import Stream
+from openai.types import Completion
 from waiting import until
 
 from decodescope.session import Session
@@ -15,7 +17,7 @@ from decodescope.web.address import listen
 from decodescope.web.app import create_app
 from decodescope.web.bodies import Limits
 from decodescope.web.guard import Access
-from decodescope.web.serve import Service, make_served
+from decodescope.web.serve import Service, limits_of, make_served
 from decodescope.web.served import Served
 from decodescope.web.server import Server
 
@@ -28,12 +30,30 @@ class Live:
 
     url: str
     served: Served
+    clients: list[httpx2.Client] = field(default_factory=list)
 
     def http(self, **more: object) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, **more)
+        return httpx2.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, verify=False, **more
+        )
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}v1", api_key=TOKEN, max_retries=0, timeout=60)
+        plain = openai.DefaultHttpxClient(verify=False)  # reading certificates takes longer than most requests
+        self.clients.append(plain)
+        return openai.OpenAI(base_url=f"{self.url}v1", api_key=TOKEN, max_retries=0, timeout=60, http_client=plain)
+
+    @contextmanager
+    def streaming(self) -> Iterator[Stream[Completion]]:
+        """A client that has a place and keeps it."""
+        with self.openai().completions.create(
+            model=self.served.model_name,
+            prompt="x",
+            max_tokens=60_000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ) as stream:
+            next(iter(stream))
+            yield stream
 
     def gauge(self, name: str) -> float:
         return self.served.engine.gauges()[name]
@@ -50,14 +70,17 @@ def serving(session: Session, service: Service, limits: Limits | None = None) ->
     # The system holds little for a reader that does not read.
     listening.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     served, heard = make_served(session, service), threading.Event()
-    access = Access(listening.token, listening.port, listening.hosts, limits or Limits())
+    access = Access(listening.token, listening.port, listening.hosts, limits or limits_of(service.plan))
     server = Server(create_app(served, access), heard.set, served.engine.close)
     served.engine.start()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]})
     thread.start()
     try:
         assert heard.wait(60)
-        yield Live(listening.url, served)
+        live = Live(listening.url, served)
+        yield live
+        for client in live.clients:
+            client.close()
     finally:
         server.stop()
         thread.join(60)

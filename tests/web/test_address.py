@@ -3,11 +3,13 @@
 import os
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 
 from decodescope.errors import InputError
-from decodescope.web.address import TOKEN_VARIABLE, listen, write_token
+from decodescope.monitor.servers import TOKEN_VARIABLE
+from decodescope.web.address import listen, write_token
 from decodescope.web.guard import LOCAL_NAMES
 
 GOOD = "a-token-of-some-length"
@@ -98,3 +100,9 @@ def test_the_token_file_is_its_owners_alone_whatever_was_there(tmp_path):
 def test_a_token_file_that_cannot_be_written_is_a_fault(tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         write_token(tmp_path / "nowhere" / "token", GOOD)
+
+
+@pytest.mark.parametrize("path", [".", "/", ".."])
+def test_a_folder_is_no_token_file(path):
+    with pytest.raises(InputError, match="cannot be written"):
+        write_token(Path(path), GOOD)

@@ -19,7 +19,7 @@ from tiny_model import make_tiny_model
 
 TOKEN = "a-token-of-some-length"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Host": "localhost"}
-EXAMPLES = 30  # of each operation
+EXAMPLES = 20  # of each operation
 load_all_checks()
 
 
@@ -34,7 +34,7 @@ def api(tmp_path_factory):
 
 
 OPERATIONS = [
-    ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/runs"),
+    ("GET", "/v1/models"), ("GET", "/v1/models/{name}"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/runs"),
     ("GET", "/runs/{run_id}"), ("GET", "/runs/{run_id}/events"), ("GET", "/health"), ("GET", "/metrics"),
 ]  # fmt: skip
 

@@ -9,8 +9,10 @@ from asgi import Behind, Got, asked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodescope.serving.orders import Plan
 from decodescope.web.bodies import Limits
 from decodescope.web.guard import LOCAL_NAMES, Access, Guard
+from decodescope.web.serve import limits_of
 
 TOKEN = "a-token-of-some-length"
 HOST = ("Host", "127.0.0.1:8000")
@@ -51,6 +53,11 @@ def post(app: Guard, *headers: tuple[str, str], chunks: tuple[bytes, ...] = (b"{
         "localhost:x",
         "evil.example:8000",
         "localhost/evil",
+        "[::1]x",
+        "[::1]x:8000",
+        "[localhost]",
+        "localhost:8000:8000",
+        "localhost.",
     ],
 )
 def test_a_name_that_was_rebound_to_this_machine_reaches_nothing(path, host):
@@ -262,7 +269,25 @@ def test_a_body_that_drips_is_given_up():
     assert (got.status, behind.asked) == (408, [])
 
 
-def test_no_more_requests_are_open_than_allowed_and_health_still_answers():
+def test_what_tells_how_it_is_takes_no_request_its_place():
+    async def watch() -> list[int]:
+        behind = Behind()
+        behind.hold, app = asyncio.Event(), guard(behind, requests=1)
+        paths = ["/health", "/metrics", "/metrics", "/runs"]
+        open_ones = [asyncio.create_task(asked(app, "GET", path, (HOST, BEARER))) for path in paths]
+        await asyncio.sleep(0)
+        behind.hold.set()
+        return [(await each).status for each in open_ones]
+
+    assert asyncio.run(watch()) == [200, 200, 200, 200]
+
+
+@pytest.mark.parametrize("waiting", [0, 64, 1000])
+def test_as_many_requests_may_be_open_as_may_run_and_wait_and_some_more(waiting):
+    assert limits_of(Plan(1 << 20, 8, waiting)).requests > 8 + waiting
+
+
+def test_no_more_requests_are_open_than_allowed_and_health_and_metrics_still_answer():
     async def flood() -> list[int]:
         behind = Behind()
         behind.hold, app = asyncio.Event(), guard(behind, requests=2)
@@ -270,12 +295,18 @@ def test_no_more_requests_are_open_than_allowed_and_health_still_answers():
         await asyncio.sleep(0)
         refused = await asked(app, "GET", "/runs", (HOST, BEARER))
         health = asyncio.create_task(asked(app, "GET", "/health", (HOST,)))
+        metrics = asyncio.create_task(asked(app, "GET", "/metrics", (HOST, BEARER)))
         await asyncio.sleep(0)
         behind.hold.set()
-        statuses = [refused.status, (await health).status, *[(await each).status for each in open_ones]]
+        statuses = [
+            refused.status,
+            (await health).status,
+            (await metrics).status,
+            *[(await each).status for each in open_ones],
+        ]
         return [*statuses, (await asked(app, "GET", "/runs", (HOST, BEARER))).status]
 
-    assert asyncio.run(flood()) == [503, 200, 200, 200, 200]
+    assert asyncio.run(flood()) == [503, 200, 200, 200, 200, 200]
 
 
 def test_a_websocket_is_closed():

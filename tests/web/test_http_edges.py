@@ -1,16 +1,19 @@
 """What only shows on a real connection: bodies that never end or never come, silence, and the pages for scrapers."""
 
+import resource
 import socket
+import time
 
 import pytest
 from live_web import TOKEN, serving
 
 from decodescope.serving.orders import Plan
-from decodescope.web import generating
+from decodescope.web import generating, server
 from decodescope.web.bodies import Limits
 from decodescope.web.serve import Service
 
 LIMIT = 10_000
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +62,57 @@ def test_a_body_that_does_not_come_is_not_waited_for(narrow):
         assert answer(connection).startswith("HTTP/1.1 408")
 
 
+@pytest.fixture
+def hasty(narrow, monkeypatch):
+    """A server that does not wait long for a request."""
+    monkeypatch.setattr(server, "HEAD_S", 0.25)
+    return narrow
+
+
+@pytest.mark.parametrize("before", [b"", GET_HEALTH, GET_HEALTH * 2])
+@pytest.mark.parametrize("part", [b"", b"GET /health HTTP/1.1\r\nHost:"])
+def test_a_connection_without_a_whole_request_is_closed_at_the_beginning_and_later(hasty, before, part):
+    with connected(hasty) as connection:
+        connection.sendall(before + part)
+        assert answer(connection).count("HTTP/1.1 200") == before.count(b"GET")
+
+
+def test_a_request_that_drips_is_closed_too(hasty):
+    with connected(hasty) as connection, pytest.raises(OSError):
+        for _ in range(100):
+            connection.sendall(b"G")
+            time.sleep(0.05)
+
+
+def test_what_is_under_way_is_not_closed(hasty):
+    with hasty.streaming() as stream:
+        began = time.monotonic()
+        for _ in stream:
+            if time.monotonic() - began > 0.6:
+                break
+        else:
+            pytest.fail("the stream has ended")
+
+
+def test_silent_connections_shut_nobody_out(narrow):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 4096:
+        pytest.skip("too few files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, limits[1]))
+    silent = [connected(narrow) for _ in range(1030)]
+    try:
+        with narrow.http() as http:
+            assert http.get("v1/models").status_code == 200
+    finally:
+        for each in silent:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_stream_that_waits_for_its_turn_says_that_it_is_there(narrow, monkeypatch):
     monkeypatch.setattr(generating, "PING_S", 0.05)
-    first = narrow.openai().completions.create(
-        model=narrow.served.model_name,
-        prompt="x",
-        max_tokens=100_000,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(first))
     with (
+        narrow.streaming() as first,
         narrow.http() as http,
         http.stream("POST", "v1/completions", json={"prompt": "y", "max_tokens": 2, "stream": True}) as waiting,
     ):
@@ -97,21 +140,22 @@ def test_what_is_refused_is_counted_once_by_its_reason(tiny_session):
 
     json = {"Content-Type": "application/json"}
     with (
-        serving(tiny_session, Service(Plan(1 << 16, most_running=1, most_waiting=0))) as running,
+        serving(tiny_session, Service(Plan(1 << 24, most_running=1, most_waiting=0))) as running,
         running.http() as http,
     ):
         http.post("v1/completions", content=b"{", headers=json)
-        http.post("v1/completions", json={"prompt": "x", "tools": []})
+        http.post("v1/completions", json={"prompt": "x", "tools": [{}]})
         http.post("v1/completions", json={"prompt": "x", "model": "other"})
         http.post("v1/completions", json={"prompt": "x", "temperature": -1})
-        http.post("v1/completions", json={"prompt": [65] * 200, "max_tokens": 200})
+        http.post("v1/completions", json={"prompt": "x", "max_tokens": 100_000})
         http.post("v1/completions", json={"prompt": [65] * (1 << 17)})
         http.post("v1/completions", json={"prompt": "x", "n": 2})
+        with running.streaming():
+            http.post("v1/completions", json={"prompt": "x"})
         counted = refused(http)
-    assert counted == {
-        "invalid": 4,
+    assert {reason: count for reason, count in counted.items() if count and reason != "abandoned"} == {
+        "invalid": 5,
         "too_large": 1,
         "too_long": 1,
         "queue_full": 1,
-        "abandoned": counted["abandoned"],
     }

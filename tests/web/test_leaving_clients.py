@@ -70,9 +70,14 @@ def test_beyond_the_queue_a_request_is_told_to_come_back(small):
 
 
 def test_of_a_request_that_does_not_fit_whole_nothing_stays(small):
-    with pytest.raises(openai.RateLimitError):
-        asking(small, small.openai(), n=5)
+    with small.streaming(), pytest.raises(openai.RateLimitError):
+        asking(small, small.openai(), n=2)
     small.wait_idle()
+
+
+def test_more_answers_than_may_ever_be_there_at_once_are_no_reason_to_try_again(small):
+    with pytest.raises(openai.BadRequestError, match="3 answers"):
+        asking(small, small.openai(), n=3)
 
 
 def test_a_reader_that_stops_reading_is_let_go(live):

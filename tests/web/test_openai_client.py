@@ -7,6 +7,7 @@ import pytest
 
 from decodescope.options import RunOptions
 from decodescope.session import Session
+from decodescope.web.openai_requests import ChatRequest, CompletionRequest
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 HELLO = [{"role": "user", "content": "你好, hello"}]
@@ -21,6 +22,13 @@ def alone(session: Session, prompt: str | list[int], **changes):
 def test_the_model_is_listed(live):
     (model,) = live.openai().models.list().data
     assert model.id == live.served.model_name
+
+
+def test_a_model_is_found_by_its_name_alone(live):
+    client = live.openai()
+    assert client.models.retrieve(live.served.model_name) == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        client.models.retrieve("gpt-9")
 
 
 def test_a_completion_is_the_run_that_the_session_makes_alone(live, tiny_session):
@@ -45,8 +53,29 @@ def test_a_chat_goes_through_the_template(live, tiny_session):
 def test_an_answer_can_be_sent_back_as_a_message(live):
     client, model = live.openai(), live.served.model_name
     message = client.chat.completions.create(model=model, messages=HELLO, **GREEDY).choices[0].message
-    following = [*HELLO, message, {"role": "user", "content": "and?"}]
-    assert client.chat.completions.create(model=model, messages=following, **GREEDY).choices
+    for sent in (message, message.model_dump()):
+        following = [*HELLO, sent, {"role": "user", "content": "and?"}]
+        assert client.chat.completions.create(model=model, messages=following, **GREEDY).choices
+
+
+@pytest.mark.parametrize(
+    "form, needed", [(CompletionRequest, {"prompt": "x"}), (ChatRequest, {"messages": HELLO})]
+)
+def test_null_is_as_good_as_leaving_a_field_out(form, needed):
+    nulls = dict.fromkeys(form.model_fields)
+    given, plain = form.model_validate({**nulls, **needed}), form.model_validate(needed)
+    assert given.model_dump() == plain.model_dump()
+    assert (given.new_tokens, given.answers) == (plain.new_tokens, 1)
+
+
+@pytest.mark.parametrize("field, value", [
+    ("tools", []), ("functions", []), ("tool_choice", "auto"), ("logit_bias", {}), ("metadata", {}), ("echo", False),
+    ("store", False), ("best_of", 1), ("suffix", ""), ("response_format", {"type": "text"}),
+])  # fmt: skip
+def test_what_changes_nothing_is_taken(live, field, value):
+    client, wanted = live.openai(), {"model": live.served.model_name, "extra_body": {field: value}, **GREEDY}
+    assert client.completions.create(prompt="x", **wanted).choices
+    assert client.chat.completions.create(messages=HELLO, **wanted).choices
 
 
 @pytest.mark.parametrize("stop", [None, "e"])
@@ -221,11 +250,12 @@ def test_a_prompt_that_was_read_before_is_not_read_again(live):
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("tools", []),
+        ("tools", [{"type": "function"}]),
         ("logit_bias", {"1": 1}),
-        ("response_format", {"type": "text"}),
-        ("functions", []),
+        ("response_format", {"type": "json_object"}),
+        ("functions", [{}]),
         ("best_of", 2),
+        ("n_predict", None),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(live, field, value):
@@ -245,16 +275,16 @@ def test_what_is_not_supported_is_refused_by_name(live, field, value):
     ({"temperature": -1}, "temperature", "between"),
     ({"top_p": 0}, "top_p", "top"),
     ({"temperature": "hot"}, "temperature", "number"),
-    ({"max_tokens": 0}, "max_tokens", "greater"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"seed": -1}, "seed", "seed"),
     ({"n": 65}, "n", "64"),
-    ({"stop": [""]}, "stop", "character"),
+    ({"stop": [""]}, "stop[0]", "empty"),
     ({"prompt": []}, "prompt", ""),
     ({"prompt": ["a"] * 40, "n": 2}, None, "80"),
     ({"prompt": [999]}, None, "999"),
-    ({"prompt": "\ud800"}, "prompt", "unicode"),
+    ({"prompt": "\ud800"}, "prompt", "Unicode"),
     ({"sampler": "none"}, "sampler", "hf"),
-    ({"guards": ["nonsense"]}, None, "nonsense"),
+    ({"guards": ["nonsense"]}, "guards", "Guard nonsense"),
     ({"logprobs": 21}, "logprobs", "20"),
     ({"stop\x1b[31m": "x"}, "stop␛[31m", "␛"),
     ({"\ud800": 1}, None, "JSON"),
@@ -290,8 +320,10 @@ def test_a_wrong_key_is_an_authentication_error(live):
 
 
 def test_a_prompt_longer_than_the_context_is_refused_before_work(live):
-    with pytest.raises(openai.BadRequestError, match="131072"):
-        live.openai().completions.create(model=live.served.model_name, prompt=[65] * (1 << 17))
+    with live.http() as http:
+        answer = http.post("v1/completions", json={"prompt": [65] * (1 << 17)})
+    assert answer.status_code == 400
+    assert "131072" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path, status", [("nothing", 404), ("v1/completions", 405), ("v1/../runs/x", 404)])

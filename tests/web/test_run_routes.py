@@ -1,11 +1,15 @@
 """Recorded runs over HTTP: listed, read, followed while they grow, and nothing else of the disk."""
 
 import json
+import shutil
 import threading
 
 import pytest
 
 from decodescope.cli.main import main
+from decodescope.options import RunOptions
+from decodescope.serving.archive import Archive
+from decodescope.web.run_routes import Look, look_at
 
 
 def completed(live, **more) -> str:
@@ -65,6 +69,26 @@ def test_a_run_is_followed_while_it_grows_to_its_end(live):
             rest = "\n".join(lines)
     assert seen == [f"id: {number}" for number in range(20)]
     assert json.loads(rest.rstrip().rpartition("data: ")[2])["finish_reason"] == "interrupted"
+
+
+def test_a_run_that_has_only_just_begun_has_no_lines_yet_and_goes_on(tmp_path):
+    archive = Archive(tmp_path, "all", 1 << 20)
+    archive.options_for("20260101-000000-00000001", RunOptions())
+    assert look_at(archive, "20260101-000000-00000001") == Look((), over=False)
+
+
+@pytest.mark.parametrize("tail", ["", "/events"])
+def test_a_run_that_cannot_be_read_does_not_say_where_it_lies(live, runs_folder, tail):
+    folder = runs_folder / "20260101-000000-0000dead"
+    folder.mkdir()
+    (folder / "trace.db").write_bytes(b"no database")
+    try:
+        with live.http() as http:
+            answer = http.get(f"runs/{folder.name}{tail}")
+    finally:
+        shutil.rmtree(folder)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "unreadable")
+    assert str(runs_folder) not in answer.text
 
 
 @pytest.mark.parametrize(

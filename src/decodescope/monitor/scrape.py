@@ -1,5 +1,6 @@
 """Fetching what a server exports. The text is a stranger's: bounded in size and number, and never trusted."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from decodescope.errors import InputError
 from decodescope.monitor.series import MODEL, PREFIX
-from decodescope.monitor.servers import SERVERS, Server
+from decodescope.monitor.servers import SERVERS, TOKEN_VARIABLE, Server
 
 MOST_BYTES = 8 << 20
 _MOST_SAMPLES = 20_000  # of names that are ours to read
@@ -62,7 +63,7 @@ def token_from(path: Path) -> str:
 def address_of(text: str, token: str | None = None) -> Address:
     """`host:port`, or a URL; without a path it is `/metrics`. A `token` in it, as `serve` prints it, is taken out.
 
-    Raises InputError.
+    Where there is none, one in the environment is for servers on this machine. Raises InputError.
     """
     try:
         url = httpx2.URL(text if "://" in text else f"http://{text}")
@@ -70,9 +71,9 @@ def address_of(text: str, token: str | None = None) -> Address:
         raise InputError("monitor.url", url=text) from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 1 << 16:
         raise InputError("monitor.url", url=text)
-    given = url.params.get("token")
+    given = token or url.params.get("token") or (os.environ.get(TOKEN_VARIABLE) if _is_here(url.host) else None)
     path = "/metrics" if url.path in ("", "/") else url.path
-    return Address(url.copy_with(path=path, params=url.params.remove("token"), fragment=None), token or given)
+    return Address(url.copy_with(path=path, params=url.params.remove("token"), fragment=None), given)
 
 
 def scrape(address: Address) -> Scrape:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from decodescope.monitor.series import PREFIX
 
+TOKEN_VARIABLE = "DECODESCOPE_TOKEN"  # of the environment: the token of our own server, for it and for who watches
 Names = tuple[str, ...]  # the same figure by the names of several releases, the newest first; none: not exported
 
 

@@ -69,15 +69,16 @@ class Rendered:
     spans: tuple[Span, ...]
 
 
-def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
+def raw_prompt(tokenizer: Tokenizer, text: str, context: int | None = None) -> Prompt:
     """A text as it stands, between the BOS and EOS ids which the tokenizer puts around it (role template).
 
-    Raises InputError for a text that is empty or comes to no tokens.
+    Raises InputError for a text that is empty, comes to no tokens, or to more than a `context` of tokens holds.
     """
     if not text:
         raise InputError("text.empty_prompt")
     before, after = (_token(tokenizer, ids, TEMPLATE) for ids in (tokenizer.before, tokenizer.after))
-    return _prompt(text, (*before, *_with_roles(tokenizer, text, (Span(0, len(text), TEXT),)), *after))
+    rendered = Rendered(text, (Span(0, len(text), TEXT),))
+    return _prompt(text, (*before, *_with_roles(tokenizer, rendered, context), *after))
 
 
 def ids_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
@@ -87,16 +88,16 @@ def ids_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
     return _prompt(tokenizer.decode(ids), tuple(_token(tokenizer, ids, TEXT)))
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], context: int | None = None) -> Prompt:
     """A conversation through the model's chat template, ending with the head of the assistant's answer.
 
     The template writes BOS itself if it wants one. Raises InputError for a conversation without any content,
-    a model without a template and a template that fails.
+    one that is too long for a `context` of tokens, a model without a template and a template that fails.
     """
     if not any(message["content"] for message in messages):
         raise InputError("chat.empty")
     rendered = render_chat(tokenizer, messages)
-    return _prompt(rendered.text, tuple(_with_roles(tokenizer, rendered.text, rendered.spans)))
+    return _prompt(rendered.text, tuple(_with_roles(tokenizer, rendered, context)))
 
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True) -> Rendered:
@@ -190,12 +191,20 @@ def _searched(text: str, messages: Sequence[Message]) -> Iterator[Span]:
             yield Span(place, at, message["role"])
 
 
-def _with_roles(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> Iterator[PromptToken]:
+def check_length(tokens: int, context: int | None) -> None:
+    """Raise InputError for more tokens than a context holds with an answer behind them."""
+    if context is not None and tokens >= context:
+        raise InputError("run.prompt_too_long", tokens=tokens, context=context)
+
+
+def _with_roles(tokenizer: Tokenizer, rendered: Rendered, context: int | None) -> Iterator[PromptToken]:
     """The tokens of a text; one that straddles a border belongs to the message it holds a character of."""
-    roles = [TEMPLATE] * len(text)
-    for span in spans:
+    found = tokenizer.encode_spans(rendered.text)
+    check_length(len(found), context)  # before millions of tokens are described
+    roles = [TEMPLATE] * len(rendered.text)
+    for span in rendered.spans:
         roles[span.start : span.end] = [span.role] * (span.end - span.start)
-    for token_id, start, end in tokenizer.encode_spans(text):
+    for token_id, start, end in found:
         covered = roles[start : max(end, start + 1)]
         role = next((role for role in covered if role != TEMPLATE), TEMPLATE)
         yield from _token(tokenizer, (token_id,), role)

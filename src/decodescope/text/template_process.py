@@ -2,13 +2,19 @@
 
 import atexit
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _GRACE_S = 5  # beyond the time that the process grants itself
+# What Python needs, and the clock's zone: none of the tokens and keys that an environment may hold.
+_ENVIRONMENT = (
+    "PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "LC_CTYPE", "TZ",
+)  # fmt: skip
 _WORKER = Path(__file__).with_name("template_worker.py")
 
 
@@ -18,6 +24,7 @@ class TemplateProcess:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._complaints: IO[bytes] | None = None
         atexit.register(self.close)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -42,17 +49,23 @@ class TemplateProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         self._last_words()
         command = [sys.executable, "-P", str(_WORKER)]  # -P: nothing is imported from where the user stands
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe that nobody reads would fill up)
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._complaints, env=environment
+        )
         return self._process
 
     def _last_words(self) -> str:
         """End the process; the last line of its complaints."""
         process, self._process = self._process, None
-        if process is None:
+        if process is None or self._complaints is None:
             return ""
-        _, complaints = process.communicate()
-        return complaints.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        process.communicate()
+        with self._complaints as complaints:
+            complaints.seek(0)
+            return complaints.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
 
 
 def _asked(process: subprocess.Popen[bytes], line: bytes, wall_s: float) -> bytes:

@@ -114,10 +114,10 @@ class Tokenizer:
             ids = self.encode(text[1:])
         return ids
 
-    def encode_spans(self, text: str) -> Iterator[tuple[int, int, int]]:
+    def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
         """(id, start, end) per token: the characters of `text` it came from; a partial token has its whole one."""
         encoding = self._encode(text)
-        return ((token_id, *span) for token_id, span in zip(encoding.ids, encoding.offsets, strict=True))
+        return [(token_id, *span) for token_id, span in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD, ids without a name nothing."""
@@ -171,7 +171,8 @@ class Tokenizer:
         except UnicodeEncodeError as fault:
             raise InputError("text.not_unicode", place=fault.start + 1) from None
         with foreign_faults("text.cannot_encode"):
-            return self._backend.encode(text, add_special_tokens=False)
+            # The call for many texts is the one that lets other threads run meanwhile.
+            return self._backend.encode_batch([text], add_special_tokens=False)[0]
 
     def _parts(self, text: str, encoding: Encoding) -> Iterator[tuple[str, bool]]:
         """The text cut at added tokens: (part, whether it is such a token)."""

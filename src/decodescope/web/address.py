@@ -1,5 +1,6 @@
 """Where a server listens, who may come, and with which token: checked before a model is loaded."""
 
+import errno
 import ipaddress
 import os
 import re
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodescope.errors import InputError
+from decodescope.monitor.servers import TOKEN_VARIABLE
 from decodescope.web.guard import LOCAL_NAMES
 
-TOKEN_VARIABLE = "DECODESCOPE_TOKEN"
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _LEAST_TOKEN = 16  # characters, where others than this machine can try
 
@@ -59,6 +60,8 @@ def listen(host: str, port: int, token: str | None, allowed: Sequence[str]) -> L
 
 def write_token(path: Path, token: str) -> None:
     """The token in a file that only its owner can read, whatever was there before. Raises InputError."""
+    if not path.name:  # `.` or `/`
+        raise InputError("web.token_file", path=path, reason=os.strerror(errno.EISDIR))
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

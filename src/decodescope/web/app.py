@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 import decodescope
 from decodescope.web.faults import JsonAnswer
-from decodescope.web.guard import WITHOUT_TOKEN, Access, Guard
+from decodescope.web.guard import METRICS, WITHOUT_TOKEN, Access, Guard
 from decodescope.web.handlers import add_handlers
 from decodescope.web.openai_routes import REFUSALS, openai_routes
 from decodescope.web.run_routes import run_routes
@@ -44,7 +44,7 @@ def _add_own_state(app: FastAPI, served: Served) -> None:
         healthy = served.engine.healthy
         return JsonAnswer({"status": "ok" if healthy else "down"}, 200 if healthy else 503)
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **REFUSALS})
+    @app.get(METRICS, response_class=Response, responses={200: {"content": {"text/plain": {}}}, **REFUSALS})
     def metrics(request: Request) -> Response:
         body, media_type = served.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": media_type})

@@ -15,7 +15,7 @@ class Limits:
 
     body_bytes: int = 4 << 20
     body_seconds: float = 30.0  # until a body is there
-    requests: int = 256  # at the same time, streams included
+    requests: int = 200  # at the same time, streams included
 
 
 class BodyFault(Exception):

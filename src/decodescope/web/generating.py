@@ -27,7 +27,8 @@ from decodescope.web.served import Served
 if TYPE_CHECKING:
     from decodescope.text.chat import Prompt
 
-_TEMPLATES_AT_ONCE = 4  # each is a process of its own
+_PREPARED_AT_ONCE = 4  # requests whose text becomes ids; more would take the processor from the engine
+_TOO_LONG = "run.prompt_too_long"
 Asked = CompletionRequest | ChatRequest
 _DONE = b"data: [DONE]\n\n"
 
@@ -45,7 +46,7 @@ class Desk:
 
     def __init__(self, served: Served) -> None:
         self.served = served
-        self._limiter = CapacityLimiter(_TEMPLATES_AT_ONCE)
+        self._limiter = CapacityLimiter(_PREPARED_AT_ONCE)
 
     async def answer(self, asked: Asked, request: Request) -> Response:
         """Answer one request. Raises InputError for one that cannot be, and Busy."""
@@ -74,19 +75,15 @@ class Generation:
         """Make the prompts and queue their orders, all or none. For a worker thread."""
         try:
             job = _job(asked, self._served)
-        except InputError:
-            self._served.metrics.refused("invalid")
+        except InputError as fault:
+            self._served.metrics.refused("too_long" if fault.key == _TOO_LONG else "invalid")
             raise
         self._each = len(job.options)
-        try:
-            for prompt in job.prompts:
-                for options in job.options:
-                    index = len(self.answers)
-                    ticket = self._engine.submit(Order(prompt, options), self._feed.deliver(index))
-                    self.answers.append(Answer(index, ticket, prompt.ids))
-        except BaseException:
-            self.cancel()
-            raise
+        orders = [Order(prompt, options) for prompt in job.prompts for options in job.options]
+        delivers = [self._feed.deliver(index) for index in range(len(orders))]
+        tickets = self._engine.submit_all(orders, delivers)
+        given = enumerate(zip(tickets, orders, strict=True))
+        self.answers = [Answer(index, ticket, order.prompt.ids) for index, (ticket, order) in given]
         self._open = len(self.answers)
 
     def cancel(self) -> None:
@@ -179,6 +176,12 @@ class Generation:
         }
 
 
+def check_model(name: str, served: Served) -> None:
+    """Raise InputError for the name of another model."""
+    if name != served.model_name:
+        raise InputError("web.no_model", name=visible(name)[:80], known=served.model_name)
+
+
 def _form(asked: Asked, model: str, run_id: str) -> Form:
     if isinstance(asked, ChatRequest):
         return ChatForm(asked, model, run_id)
@@ -187,12 +190,12 @@ def _form(asked: Asked, model: str, run_id: str) -> Form:
 
 def _job(asked: Asked, served: Served) -> Job:
     """Raises InputError."""
-    if asked.model not in (None, served.model_name):
-        raise InputError("web.no_model", name=visible(str(asked.model))[:80], known=served.model_name)
+    if asked.model is not None:
+        check_model(asked.model, served)
     count = 1 if isinstance(asked, ChatRequest) else len(asked.prompts)
-    if count * asked.n > MOST_CHOICES:
-        raise InputError("web.too_many", count=count * asked.n, most=MOST_CHOICES)
-    options = [_options(asked, served.guards, answer) for answer in range(asked.n)]
+    if count * asked.answers > MOST_CHOICES:
+        raise InputError("web.too_many", count=count * asked.answers, most=MOST_CHOICES)
+    options = [_options(asked, served.guards, answer) for answer in range(asked.answers)]
     return Job(_prompts(asked, served), options)
 
 
@@ -215,7 +218,7 @@ def _options(asked: Asked, guards: Sequence[str], answer: int) -> RunOptions:
         sampling=sampling,
         max_new_tokens=asked.new_tokens,
         stop=asked.stops,
-        ignore_eos=asked.ignore_eos,
+        ignore_eos=bool(asked.ignore_eos),
         candidates=max(asked.top or 0, 1),
         guards=tuple(guards if asked.guards is None else asked.guards),
     )

@@ -3,12 +3,13 @@
 Pure ASGI and outermost, so that nothing that is mounted later can be reached around it.
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,10 +18,12 @@ from decodescope.web.bodies import BodyFault, Limits, read_body
 from decodescope.web.faults import refusal
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-WITHOUT_TOKEN = "/health"
+WITHOUT_TOKEN, METRICS = "/health", "/metrics"
+_UNCOUNTED = (WITHOUT_TOKEN, METRICS)  # they tell how it is, most of all when there is too much
 _COOKIE_S = 30 * 24 * 3600  # it dies with the server anyway: the secret is a new one each start
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _DECIDING = ("host", "origin", "authorization", "content-type", "sec-fetch-site")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.ASCII | re.IGNORECASE)
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
@@ -71,7 +74,9 @@ class Guard:
         refused = self._refusal(scope)
         if refused is not None:
             await refused(scope, receive, send)
-        elif self._running >= self._access.limits.requests and scope["path"] != WITHOUT_TOKEN:
+        elif scope["path"] in _UNCOUNTED and scope["method"] in _SAFE_METHODS:
+            await self._app(scope, receive, send)
+        elif self._running >= self._access.limits.requests:
             await refusal(503, "web.too_many_requests", headers={"Retry-After": "1"})(scope, receive, send)
         else:
             self._running += 1
@@ -138,14 +143,8 @@ def _headers(scope: Scope) -> Mapping[str, str] | None:
 
 def _name(host: str) -> str:
     """The name in a Host header, without the port and the brackets of an IPv6 address; "" where there is none."""
-    if host != host.strip() or any(character in host for character in "/?#@\\, \t"):
-        return ""
-    try:
-        parts = urlsplit(f"//{host}")
-        _ = parts.port  # checks it
-        return (parts.hostname or "").lower()
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _cross_site(headers: Mapping[str, str], host: str) -> Response | None:

@@ -1,6 +1,6 @@
 """What clients get: OpenAI's answers, with vLLM's names for token ids and a `run_id` that leads to the trace."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -157,6 +157,3 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[Model]
-
-
-Plain = dict[str, Any]

@@ -1,12 +1,13 @@
 """What clients may ask for: OpenAI's fields, our sampling settings, and a few of vLLM's names.
 
-A field that is not here is refused by name: it would change the answer and is not done. Ranges are checked where
-the values are used (`options.RunOptions`).
+A field that is not here is refused by name: it would change the answer and is not done. Null is as good as leaving
+a field out. Ranges are checked where the values are used (`options.RunOptions`).
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 MOST_CHOICES = 64  # answers to one request: prompts times `n`
 _COMPLETION_TOKENS, _CHAT_TOKENS = 16, 1024
@@ -15,32 +16,73 @@ SAMPLING = (
     "no_repeat_ngram_size", "seed", "sampler", "without", "penalty_window",
 )  # fmt: skip
 
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1)]
+# The first fault of a list is enough: a million would take seconds and gigabytes.
+_some = Field(min_length=1, fail_fast=True)
+_few = Field(max_length=8, fail_fast=True)
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], _some]
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1)]
-SeveralIds = Annotated[list[Ids], Field(min_length=1)]
+Texts = Annotated[list[Text], _some]
+SeveralIds = Annotated[list[Ids], _some]
+Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
+Few = Annotated[list[str], _few]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Tokens = Annotated[int, Field(ge=1, lt=1 << 31)]
+Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown(cls, given: Any) -> Any:
+        """One unknown field is enough, too."""
+        unknown = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
+        return {unknown[0]: None} if unknown else given
+
 
 class StreamOptions(_Strict):
     """What a stream holds besides the answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
-class Wanted(_Strict):
+class Empty(_Strict):
+    """An object without fields."""
+
+
+class TextFormat(_Strict):
+    """The form that an answer has anyway."""
+
+    type: Literal["text"]
+
+
+Nothing = Annotated[list[None], Field(max_length=0)]
+
+
+class Neutral(_Strict):
+    """OpenAI's fields that are taken with the values by which they change nothing; others are not supported."""
+
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    functions: Nothing | None = None
+    logit_bias: Empty | None = None
+    metadata: Empty | None = None
+    response_format: TextFormat | None = None
+    store: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    tools: Nothing | None = None
+
+
+class Wanted(Neutral):
     """What both kinds of requests share."""
 
     model: str | None = Field(None, description="As /v1/models says, or left out.")
-    n: int = Field(1, ge=1, le=MOST_CHOICES, description="Answers per prompt; answer i draws with seed + i.")
-    stream: bool = False
+    n: Count | None = Field(None, description="Answers per prompt, 1 unless given; answer i draws with seed + i.")
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: Text | Stops | None = None
     temperature: float | None = Field(None, description="1 where it is left out; 0 takes the most probable token.")
     top_p: float | None = None
     top_k: int | None = None
@@ -51,13 +93,18 @@ class Wanted(_Strict):
     no_repeat_ngram_size: int | None = None
     seed: int | None = None
     sampler: str | None = Field(None, description="Whose order of stages: hf, vllm or llamacpp.")
-    without: list[str] | None = Field(None, description="Stages left out.")
+    without: Few | None = Field(None, description="Stages left out.")
     penalty_window: int | None = None
-    ignore_eos: bool = False
-    guards: list[str] | None = Field(None, description="Rules as --guard has them, in place of the server's.")
+    ignore_eos: bool | None = None
+    guards: Few | None = Field(None, description="Rules as --guard has them, in place of the server's.")
     return_token_ids: bool | None = Field(None, description="vLLM's name: the ids of prompt and answer.")
     return_tokens_as_token_ids: bool | None = Field(None, description="vLLM's name: `token_id:N` in logprobs.")
     user: str | None = Field(None, description="Changes nothing.")
+
+    @property
+    def answers(self) -> int:
+        """How many answers each prompt gets."""
+        return self.n or 1
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -75,7 +122,7 @@ class CompletionRequest(Wanted):
     """`/v1/completions`: the prompt goes in as it is, without a chat template."""
 
     prompt: Text | Ids | Texts | SeveralIds = Field(description="A text, its ids, or a list of either.")
-    max_tokens: Tokens = _COMPLETION_TOKENS
+    max_tokens: Tokens | None = Field(None, description="16 unless given.")
     logprobs: TopLogprobs | None = None
 
     @property
@@ -88,7 +135,7 @@ class CompletionRequest(Wanted):
     @property
     def new_tokens(self) -> int:
         """How long an answer may get."""
-        return self.max_tokens
+        return self.max_tokens or _COMPLETION_TOKENS
 
     @property
     def top(self) -> int | None:
@@ -103,11 +150,21 @@ class TextPart(_Strict):
     text: str
 
 
-class ChatMessage(_Strict):
+class NeutralMessage(_Strict):
+    """What an answer holds besides, as OpenAI's client sends it back."""
+
+    annotations: Nothing | None = None
+    audio: None = None
+    function_call: None = None
+    refusal: None = None
+    tool_calls: Nothing | None = None
+
+
+class ChatMessage(NeutralMessage):
     """One message; parts of text are joined by line ends."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     @property
     def plain(self) -> dict[str, str]:
@@ -119,17 +176,18 @@ class ChatMessage(_Strict):
 class ChatRequest(Wanted):
     """`/v1/chat/completions`: the messages go through the model's chat template."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], _some]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = Field(None, description="The newer name of max_tokens; counts first.")
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
-    @model_validator(mode="after")
-    def _logprobs_first(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs")
-        return self
+    @field_validator("top_logprobs")
+    @classmethod
+    def _beside_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top is not None and not info.data.get("logprobs"):
+            raise PydanticCustomError("needs_logprobs", "needs logprobs")
+        return top
 
     @property
     def new_tokens(self) -> int:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from decodescope.web.faults import JsonAnswer
-from decodescope.web.generating import Desk
+from decodescope.web.generating import Desk, check_model
 from decodescope.web.openai_answers import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
 from decodescope.web.openai_requests import ChatRequest, CompletionRequest
 from decodescope.web.served import Served
@@ -23,6 +23,11 @@ def openai_routes(served: Served) -> APIRouter:
     async def models() -> Response:
         return JsonAnswer(ModelList(data=[_model(served)]).model_dump())
 
+    @routes.get("/models/{name:path}", response_model=Model)
+    async def model(name: str) -> Response:
+        check_model(name, served)
+        return JsonAnswer(_model(served).model_dump())
+
     @routes.post("/completions", response_model=Completion, responses=_STREAMED)
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         return await desk.answer(asked, request)
@@ -35,10 +40,9 @@ def openai_routes(served: Served) -> APIRouter:
 
 
 def _model(served: Served) -> Model:
-    config = served.session.model.config
     return Model(
         id=served.model_name,
         created=served.started_at,
         owned_by="decodescope",
-        max_model_len=config.max_position_embeddings,
+        max_model_len=served.session.context,
     )

@@ -82,13 +82,19 @@ def run_routes(served: Served) -> APIRouter:
 def look_at(archive: Archive, run_id: str, first: int = 0) -> Look:
     """The lines that `show --json` prints of a run, as far as it has come, from number `first` on.
 
-    Of a run that is being written only what is new is read: its line i is node i - 1. Raises InputError.
+    Of a run that is being written only what is new is read: its line i is node i - 1. One that has only just begun
+    has no lines yet. Raises InputError.
     """
-    folder = archive.folder(run_id)
     running = archive.is_running(run_id)
-    if running and first > 0:
-        return Look(read_steps(folder, first - 1), over=False)
-    trace = read_trace(folder)
+    try:
+        folder = archive.folder(run_id)
+        if running and first > 0:
+            return Look(read_steps(folder, first - 1), over=False)
+        trace = read_trace(folder)
+    except InputError:
+        if running:
+            return Look((), over=False)
+        raise
     ended: tuple[Record, ...] = (trace.end,) if trace.end and not running else ()
     return Look([trace.run, *trace.path(), *ended][first:], over=not running)
 

@@ -10,6 +10,7 @@ from decodescope.serving.orders import Plan
 from decodescope.serving.watcher import Watcher
 from decodescope.web.address import Listening
 from decodescope.web.app import create_app
+from decodescope.web.bodies import Limits
 from decodescope.web.guard import Access
 from decodescope.web.served import Served
 from decodescope.web.server import Server
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from decodescope.monitor.telemetry import Telemetry
     from decodescope.serving.archive import Archive
     from decodescope.session import Session
+
+_BESIDES = (
+    128  # open requests besides those that run or wait: readers of runs, and those to be told that it is full
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Service:
 def serve(session: "Session", listening: Listening, service: Service, tell: Callable[[], None]) -> None:
     """Serve until told to stop; `tell` is called when clients are heard. What runs then ends as interrupted."""
     served = make_served(session, service)
-    access = Access(listening.token, listening.port, listening.hosts)
+    access = Access(listening.token, listening.port, listening.hosts, limits_of(service.plan))
     server = Server(create_app(served, access), tell, served.engine.close)
     served.engine.start()
     try:
@@ -43,6 +48,11 @@ def serve(session: "Session", listening: Listening, service: Service, tell: Call
         served.engine.close()
         if service.telemetry is not None:
             service.telemetry.close()
+
+
+def limits_of(plan: Plan) -> Limits:
+    """As many open requests as may run and wait, and some more."""
+    return Limits(requests=plan.most + _BESIDES)
 
 
 def make_served(session: "Session", service: Service) -> Served:

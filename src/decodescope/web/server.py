@@ -1,4 +1,4 @@
-"""The HTTP server around the application: starts, says where, and stops cleanly."""
+"""The HTTP server around the application: starts, says where, waits for nobody for ever, and stops cleanly."""
 
 import asyncio
 import signal
@@ -9,9 +9,10 @@ from socket import socket
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _PATIENCE_S = 5  # for answers that are still being read when the server stops
-_CONNECTIONS = 1024
+HEAD_S = 10.0  # that a connection may take until the head of its next request is there
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -56,6 +57,36 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+class _Connection(H11Protocol):
+    """Closes itself where no request comes: whoever has no token could otherwise hold all there are."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait_no_more()
+
+    def _wait_for_head(self) -> None:
+        self._wait_no_more()
+        self._late = self.loop.call_later(HEAD_S, self._give_up)
+
+    def _wait_no_more(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
 def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
@@ -64,8 +95,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         ws="none",
-        http="h11",
+        http=_Connection,
         lifespan="off",
-        limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=_PATIENCE_S,
     )
