@@ -91,7 +91,7 @@ def test_a_rule_that_is_none_is_refused(rule, tmp_path):
 )
 def test_only_the_name_of_a_run_leads_to_a_folder(name, tmp_path):
     archive = Archive(tmp_path / "runs", "all", GIB)
-    with pytest.raises(InputError, match="no recorded run"):
+    with pytest.raises(InputError, match="No recorded run"):
         archive.folder(name)
 
 
@@ -140,7 +140,7 @@ engine._thread.join()
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot make the folder"):
+    with pytest.raises(InputError, match="cannot be made"):
         Archive(tmp_path / "file" / "runs", "all", GIB)
 
 

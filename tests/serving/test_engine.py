@@ -1,12 +1,14 @@
 """Laws of the engine: who joins when, that nobody is changed by others, and that every place is given back."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from serving_parts import Client, answers, ask, order
 
 from decodescope.errors import InputError
 from decodescope.options import RunOptions
+from decodescope.serving.archive import Archive
 from decodescope.serving.orders import Busy, Order, Plan
 from decodescope.session import Session
 
@@ -80,7 +82,8 @@ def test_what_could_never_be_carried_out_is_refused_before_it_waits(session, ser
     with pytest.raises(InputError, match="the cache holds 40"):
         engine.submit(order(session, "a", 100), Client())
     with pytest.raises(InputError, match="context"):
-        engine.submit(order(session, "x" * 600), Client())
+        prompt = session.prompt("a")
+        engine.submit(Order(replace(prompt, tokens=prompt.tokens * 99), RunOptions()), Client())
     assert diary.refusals == ["too_large", "too_long"]
     assert engine.gauges()["requests_waiting"] == 0
 
@@ -223,10 +226,10 @@ def test_the_watcher_is_told_of_every_token_and_its_time(session, serve, diary):
     assert waits[0] >= end.ttft_s and sum(waits) <= seconds
 
 
-@pytest.mark.parametrize("name", ["cache_bytes", "most_running", "prompt_chunk"])
-def test_a_plan_without_room_is_refused(name):
-    with pytest.raises(InputError, match=name):
-        Plan(**{"cache_bytes": 1, name: 0})
+@pytest.mark.parametrize(("given", "named"), [("cache_bytes", "--cache-bytes"), ("most_running", "--max-running")])
+def test_a_plan_without_room_is_refused(given, named):
+    with pytest.raises(InputError, match=f"{named} must be 1 or more"):
+        Plan(**{"cache_bytes": 1, given: 0})
 
 
 def test_several_orders_are_taken_all_or_none(session, serve, diary):
@@ -277,6 +280,13 @@ def test_a_watcher_that_fails_costs_nobody_anything(session, serve, diary):
     diary.stepped = diary.ended = lambda *_: 1 / 0
     assert len(answers(engine, [order(session, "a", 4)])[0]) == 4
     assert engine.healthy
+
+
+def test_an_archive_that_fails_in_any_way_costs_nobody_anything(session, serve, tmp_path, monkeypatch):
+    archive = Archive(tmp_path, "all", 1 << 30)
+    for method in ("begin", "write", "settle"):
+        monkeypatch.setattr(archive, method, lambda *_: 1 / 0)
+    assert len(answers(serve(archive), [order(session, "a", 4)])[0]) == 4
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -51,8 +51,8 @@ class Plan:
         return self.most_running + self.most_waiting
 
     def __post_init__(self) -> None:
-        for name in ("cache_bytes", "most_running", "prompt_chunk"):
-            if getattr(self, name) < 1:
-                raise InputError("serve.at_least_one", name=name, value=getattr(self, name))
+        for name, value in (("--cache-bytes", self.cache_bytes), ("--max-running", self.most_running)):
+            if value < 1:
+                raise InputError("serve.at_least_one", name=name, value=value)
         if self.most_waiting < 0:
             raise InputError("serve.most_waiting", value=self.most_waiting)

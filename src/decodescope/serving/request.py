@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from decodescope.errors import DecodescopeError, FindingError, ResourceError
 from decodescope.live import LiveRun
@@ -42,8 +43,7 @@ class Request:
         """Leave the queue."""
         self.live, self.ticket.reused_tokens = live, live.reused_tokens
         waited_s = time.perf_counter() - self._came_at
-        if self._archive:
-            self._archive.begin(self.ticket.run_id, live.traces[0].run)
+        self._record(lambda archive: archive.begin(self.run_id, live.traces[0].run))
         self._watch(lambda each: each.joined(self.run_id, self.ticket.prompt_tokens, live.reused_tokens, waited_s))
 
     @property
@@ -65,8 +65,7 @@ class Request:
         assert self.live is not None
         for _, step in self.live.turn(forward_s):
             self._tell(step)
-        if self.live.traces[0].end is not None:
-            self.end()
+        self.end()
 
     def guarded(self, work: Callable[[], None]) -> None:
         """Do some work for this request alone; what fails ends it and no other."""
@@ -92,8 +91,7 @@ class Request:
         if self.over:
             return
         self.over = True
-        if self._archive:
-            self._archive.settle(self.run_id, None)
+        self._record(lambda archive: archive.settle(self.run_id, None))
         self._watch(lambda each: each.refused(reason))
         how: FinishReason = "interrupted" if fault is None else "error"
         said = None if fault is None else str(fault)
@@ -106,14 +104,13 @@ class Request:
         self.end("abort")
 
     def end(self, reason: str | None = None) -> None:
-        """Tell that it is over; its run has its end already. A second call does nothing."""
+        """Tell that it is over, where its run has an end. A second call does nothing."""
         assert self.live is not None
         trace = self.live.traces[0]
         if self.over or trace.end is None:
             return
         self.over = True
-        if self._archive:
-            self._archive.settle(self.run_id, trace)
+        self._record(lambda archive: archive.settle(self.run_id, trace))
         seconds, how = time.perf_counter() - self._came_at, reason or trace.end.finish_reason
         self._watch(lambda each: each.ended(self.run_id, trace, seconds, how))
         self._send(trace.end)
@@ -121,18 +118,21 @@ class Request:
     def _tell(self, step: Step) -> None:
         now = time.perf_counter()
         seconds, self._told_at = now - self._told_at, now
-        if self._archive:
-            self._archive.write(self.run_id, step)
+        self._record(lambda archive: archive.write(self.run_id, step))
         self._watch(lambda each: each.stepped(self.run_id, step, seconds))
         self._send(step)
 
     def _watch(self, tell: Callable[[Watcher], None]) -> None:
-        """Tell the watchers; one that fails is no reason for anybody to suffer."""
+        """Tell the watchers; one that fails is no reason for the client to suffer."""
         for watcher in self._watchers:
-            try:
+            with _logged("a watcher"):
                 tell(watcher)
-            except Exception:
-                _log.exception("a watcher failed")
+
+    def _record(self, tell: Callable[[Archive], None]) -> None:
+        """Tell the archive, in the same way."""
+        if self._archive is not None:
+            with _logged("the archive"):
+                tell(self._archive)
 
     def _send(self, what: Step | End) -> None:
         """To the client; one that cannot be reached has gone."""
@@ -141,3 +141,12 @@ class Request:
         except Exception as fault:
             _log.warning("run %s cannot be delivered", self.run_id, exc_info=fault)
             self.ticket.cancelled = True
+
+
+@contextmanager
+def _logged(who: str) -> Iterator[None]:
+    """A fault inside is told to the log and nobody else."""
+    try:
+        yield
+    except Exception:
+        _log.exception("%s failed", who)
