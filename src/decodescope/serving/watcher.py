@@ -20,4 +20,4 @@ class Watcher(Protocol):
         server closes), error or nonfinite."""
 
     def refused(self, reason: str) -> None:
-        """A request never joined: queue_full, too_long, too_large, invalid, failed, or abandoned while it waited."""
+        """A request never joined: queue_full, too_long, too_large, invalid, failed, abandoned while it waited."""
