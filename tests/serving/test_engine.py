@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from serving_parts import Client, answers, ask, order
 
+from decodescope.batching import forward_together
 from decodescope.errors import InputError
 from decodescope.options import RunOptions
 from decodescope.serving.archive import Archive
@@ -133,6 +134,21 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_is_not_computed_again(s
     (_, _, none, _), (_, _, reused, _) = diary.joins[-2:]
     common = len(session.prompt(text, chat=False).ids)
     assert none == 0 and common <= reused < len(second.prompt.ids)
+
+
+def test_a_prompt_that_is_known_shares_its_first_pass(session, serve, monkeypatch):
+    engine, shared = serve(), []
+
+    def watched(decodings):
+        shared.append([each.next_pass() for each in decodings])
+        forward_together(decodings)
+
+    prompt = order(session, "The same as before.", 3)
+    cold = answers(engine, [prompt])
+    monkeypatch.setattr("decodescope.serving.engine.forward_together", watched)
+    assert answers(engine, [prompt, prompt]) == cold * 2
+    length = len(prompt.prompt.ids)
+    assert any((length - 1, length) in passes for passes in shared)
 
 
 def test_kept_prefixes_make_way_for_requests(session, serve, diary):

@@ -220,8 +220,10 @@ class Engine:
         """Read prompts, the oldest first, as many tokens as others can be made to wait for."""
         left = self.plan.prompt_chunk
         for request in [each for each in self._running if each.reads and not each.over]:
-            if left > 0:
-                left -= request.next_tokens
+            if request.unread_tokens == 1:
+                request.reads = False  # of a prompt that is known: it goes along with the newest tokens of others
+            elif left > 0:
+                left -= request.unread_tokens
                 request.guarded(request.read)
 
     def _decode(self, ready: Sequence[Request]) -> None:

@@ -47,11 +47,11 @@ class Request:
         self._watch(lambda each: each.joined(self.run_id, self.ticket.prompt_tokens, live.reused_tokens, waited_s))
 
     @property
-    def next_tokens(self) -> int:
-        """How many prompt tokens the next `read` computes."""
+    def unread_tokens(self) -> int:
+        """How many tokens of its prompt have not been computed."""
         assert self.live is not None
         first, end = self.live.decoding.next_pass()
-        return min(end - first, self.order.options.prefill_chunk)
+        return end - first
 
     def read(self) -> None:
         """Read one chunk of the prompt; with the last one comes the first token."""
