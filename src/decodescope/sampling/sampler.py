@@ -78,7 +78,7 @@ class Sampler:
             value = getattr(self.params, name)
             current = _apply(name, current, value, history)
             stages.append(StageLogits(name, value, current))
-        if not math.isfinite(current.numpy().max()):
+        if stages and not math.isfinite(current.numpy().max()):
             raise InputError("sampling.nothing_left", step=len(generated))
         token_id = int(current.numpy().argmax()) if self.params.is_greedy else self._draw(current)
         return Choice(token_id, raw, tuple(stages), drawn=not self.params.is_greedy)
