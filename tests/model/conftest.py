@@ -10,6 +10,7 @@ from decodescope.model.kernels.compiled import Library
 
 _ON_X86 = platform.machine() == "x86_64"
 LESS = {
+    "digits": ("-march=native", "-mno-amx-int8") if _ON_X86 else ("-march=native",),
     "lanes": ("-march=native", "-mno-avx512vnni") if _ON_X86 else ("-march=native",),
     "avx2": ("-mavx2", "-mfma", "-mf16c") if _ON_X86 else (),
     "plain": (),

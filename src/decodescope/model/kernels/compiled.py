@@ -1,6 +1,7 @@
 """The compiled kernels as Python functions: tensors in, tensors out; whoever calls has checked the widths."""
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from decodescope.model.kernels.build import Built, Reason, build
 from decodescope.model.kernels.packed import FORMATS, Packed
 from decodescope.model.kernels.threads import threads
 
-MOST_ROWS = 16  # of activations: beyond, unpacking once for a matrix product of torch is faster
+MOST_ROWS = 16  # of activations: beyond, an unpacked matrix and torch's product are faster, unless there are tiles
 MOST_MATRICES = 4  # in one call
 _NUMBERS = [ctypes.c_int64 * (3 + 6 * count) for count in range(MOST_MATRICES + 1)]  # `request` in products.c
 _FORMATS = {name: number for number, name in enumerate(FORMATS)}
@@ -39,6 +40,11 @@ class Library:
         self.attention.argtypes = [pointer, whole, whole]
         self._pack = library.decodescope_pack
         self._pack.argtypes = [whole, whole, pointer, pointer, pointer, whole]
+
+    def most_rows(self, weights: Sequence[Packed | Tensor]) -> int:
+        """Of activations that are better off here than with torch's product on an unpacked matrix."""
+        tiled = self.instructions == "AMX" and all(_is_tiled(weight) for weight in weights)
+        return sys.maxsize if tiled else MOST_ROWS
 
     def products(
         self, x: Float[Tensor, "... K"], weights: Sequence[Packed | Tensor], biases: Sequence[Tensor | None]
@@ -79,7 +85,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What products run on: `instructions` (AVX-512 VNNI, AVX-512, AVX2, C; None: not compiled), and why not."""
+    """What products run on (AMX, AVX-512 VNNI, AVX-512, AVX2 or C; None: they are not compiled), and why not."""
 
     instructions: str | None
     library: Path | None = None
@@ -107,6 +113,11 @@ def library() -> Library | None:
 def available() -> Report:
     """Whether products are compiled here, with which instructions, and why not."""
     return _loaded()[1]
+
+
+def _is_tiled(weight: Packed | Tensor) -> bool:
+    """NF4's levels are no whole numbers."""
+    return isinstance(weight, Packed) and weight.format != "NF4"
 
 
 def takes(x: Tensor, weight: Packed | Tensor) -> bool:

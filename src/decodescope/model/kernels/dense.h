@@ -1,5 +1,6 @@
 /* Products with weights that are numbers: every row of weights is read once and meets all rows of activations. */
 #pragma once
+#include <stdlib.h>
 #include "numbers.h"
 #include "team.h"
 
@@ -25,10 +26,26 @@ typedef struct problem {
     int64_t start, rows; /* where its rows begin in the work of the call, how many they are */
 } problem;
 
-/* Rows in a piece of work: enough bytes that handing it out costs nothing, even so that rows go in pairs. */
-static int64_t rows_at_once(int64_t row_bytes) {
-    int64_t rows = (64 << 10) / row_bytes & ~(int64_t)1;
-    return rows < 2 ? 2 : rows;
+/* Memory that a thread keeps for the next time. */
+typedef struct {
+    void *at;
+    size_t bytes;
+} kept;
+
+/* Room for so many bytes, what was in it is lost; NULL where there is none. */
+static void *room_in(kept *memory, size_t bytes) {
+    if (bytes > memory->bytes) {
+        free(memory->at);
+        memory->at = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+        memory->bytes = memory->at ? bytes : 0;
+    }
+    return memory->at;
+}
+
+/* Rows in a piece of work, which go `together`: enough bytes that handing it out costs nothing. */
+static int64_t rows_at_once(int64_t row_bytes, int64_t together) {
+    int64_t rows = (64 << 10) / row_bytes / together * together;
+    return rows < together ? together : rows;
 }
 
 /* CALL(M) with a constant number of rows of activations; `M` rows are left to do. */

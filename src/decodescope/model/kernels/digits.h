@@ -5,8 +5,7 @@
  * with scale * step. What is rounded on the way stays below what summing in float32 costs anyway. */
 #pragma once
 #include "fixed_point.h"
-
-typedef struct { __m512i low, high; } nibbles;
+#include "quants.h"
 
 INLINE __m512i digit_of(const chunk *x, int unit, int digit) {
     return _mm512_load_si512((const void *)x->digit[unit][digit]);
@@ -46,33 +45,6 @@ INLINE __m512i halves(int low, int high) {
     return _mm512_inserti64x4(_mm512_set1_epi32(low), _mm256_set1_epi32(high), 1);
 }
 
-/* The 32-bit words at the same place of two blocks. */
-INLINE uint64_t two_words(const uint8_t *at, int64_t stride) {
-    uint32_t words[2];
-    memcpy(words, at, 4);
-    memcpy(words + 1, at + stride, 4);
-    return words[0] | (uint64_t)words[1] << 32;
-}
-
-/* The float16 at the same place of four blocks. */
-INLINE __m128 four_halves(const uint8_t *at, int64_t stride) {
-    const uint64_t first = load16(at) | (uint64_t)load16(at + stride) << 16;
-    const uint64_t second = load16(at + 2 * stride) | (uint64_t)load16(at + 3 * stride) << 16;
-    return _mm_cvtph_ps(_mm_cvtsi64_si128((long long)(first | second << 32)));
-}
-
-INLINE __m512i four_runs(const uint8_t *at, int64_t stride) {
-    __m512i out = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)at));
-    out = _mm512_inserti32x4(out, _mm_loadu_si128((const __m128i *)(at + stride)), 1);
-    out = _mm512_inserti32x4(out, _mm_loadu_si128((const __m128i *)(at + 2 * stride)), 2);
-    return _mm512_inserti32x4(out, _mm_loadu_si128((const __m128i *)(at + 3 * stride)), 3);
-}
-
-INLINE nibbles split_nibbles(__m512i bytes) {
-    __m512i mask = _mm512_set1_epi8(15);
-    return (nibbles){_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask)};
-}
-
 /* The accumulators of M rows of activations. */
 typedef struct {
     __m512 dots[8], high[8]; /* high: of Q8_0's highest digit, worth 65536 */
@@ -82,19 +54,9 @@ typedef struct {
 /* Four blocks of 32 with nibbles (Q4_0, Q4_1, Q5_0, Q5_1) against the chunk x[m * stride] of each row. */
 INLINE void add_nibble_blocks(
     const int format, const int M, const uint8_t *b, const chunk *x, int64_t stride, sums *out) {
-    const int has_minimum = format == Q4_1 || format == Q5_1, five = format == Q5_0 || format == Q5_1;
+    const int has_minimum = format == Q4_1 || format == Q5_1;
     const int64_t bytes = BLOCK_BYTES[format];
-    nibbles q = split_nibbles(four_runs(b + bytes - 16, bytes));
-    if (five) {
-        const uint8_t *high = b + bytes - 20;
-        __m512i bit = _mm512_set1_epi8(16);
-        const uint64_t first = two_words(high, bytes), second = two_words(high + 2 * bytes, bytes);
-        const uint64_t lower = 0x0000ffff0000ffff, upper = ~lower; /* bits of the low nibbles, of the high ones */
-        const uint64_t of_low = _pext_u64(first, lower) | _pext_u64(second, lower) << 32;
-        const uint64_t of_high = _pext_u64(first, upper) | _pext_u64(second, upper) << 32;
-        q.low = _mm512_mask_add_epi8(q.low, of_low, q.low, bit);
-        q.high = _mm512_mask_add_epi8(q.high, of_high, q.high, bit);
-    }
+    const nibbles q = quants_of_four(format, b);
     __m128 d = four_halves(b, bytes), least = has_minimum ? four_halves(b + 2, bytes) : _mm_setzero_ps();
     for (int m = 0; m < M; m++) {
         const chunk *at = x + m * stride;
@@ -133,21 +95,6 @@ INLINE __m256 eight_floats(const float *low, const float *high) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(low)), _mm_load_ps(high), 1);
 }
 
-INLINE __m256 byte_floats(uint64_t bytes) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)));
-}
-
-/* Words turned left, those of the first half by `low` bits and those of the second by `high`: a bit that stays in its
- * byte is shifted. */
-INLINE __m512i turned(__m512i words, int low, int high) {
-    return _mm512_rolv_epi64(words, _mm512_inserti64x4(_mm512_set1_epi64(low), _mm256_set1_epi64x(high), 1));
-}
-
-/* Bit `low` of every byte in the first half and bit `high` in the second, moved to bit 4. */
-INLINE __m512i fifth_bits(__m512i bytes, int low, int high) {
-    return _mm512_and_si512(turned(bytes, 4 - low, 4 - high), _mm512_set1_epi8(16));
-}
-
 /* A super-block of Q4_K or Q5_K. */
 INLINE void add_groups(
     const int format, const int M, const uint8_t *b, const chunk *x, int64_t stride, sums *out) {
@@ -155,16 +102,8 @@ INLINE void add_groups(
     six_bit_scales(b + 4, &scales, &minima);
     __m256 scale = _mm256_mul_ps(byte_floats(scales), _mm256_set1_ps(half_float(load16(b))));
     __m256 least = _mm256_mul_ps(byte_floats(minima), _mm256_set1_ps(half_float(load16(b + 2))));
-    const uint8_t *quants = b + BLOCK_BYTES[format] - 128;
+    const nibbles q[2] = {quants_of_groups(format, b, 0), quants_of_groups(format, b, 1)};
     __m512i none = _mm512_setzero_si512();
-    nibbles q[2] = {split_nibbles(_mm512_loadu_si512(quants)), split_nibbles(_mm512_loadu_si512(quants + 64))};
-    if (format == Q5_K) {
-        __m512i bits = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(b + 16)));
-        for (int half = 0; half < 2; half++) {
-            q[half].low = _mm512_or_si512(q[half].low, fifth_bits(bits, 4 * half, 4 * half + 2));
-            q[half].high = _mm512_or_si512(q[half].high, fifth_bits(bits, 4 * half + 1, 4 * half + 3));
-        }
-    }
     for (int m = 0; m < M; m++) {
         const chunk *at = x + m * stride;
         __m512 steps = _mm512_castps256_ps512(_mm256_mul_ps(scale, eight_floats(at[0].step, at[1].step)));
@@ -180,14 +119,7 @@ INLINE void add_groups(
 
 /* A super-block of Q6_K: 16 groups of 16, two high bits of four values in a byte. */
 INLINE void add_six_bits(const int M, const uint8_t *b, const chunk *x, int64_t stride, sums *out) {
-    __m512i quants[4], two_bits = _mm512_set1_epi8(0x30);
-    for (int half = 0; half < 2; half++) {
-        nibbles q = split_nibbles(_mm512_loadu_si512(b + 64 * half));
-        __m512i bits = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(b + 128 + 32 * half)));
-        __m512i first = turned(bits, 4, 2), second = turned(bits, 0, -2);
-        quants[2 * half] = _mm512_or_si512(q.low, _mm512_and_si512(first, two_bits));
-        quants[2 * half + 1] = _mm512_or_si512(q.high, _mm512_and_si512(second, two_bits));
-    }
+    const nibbles q[2] = {quants_of_six_bits(b, 0), quants_of_six_bits(b, 1)};
     __m512i scales = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(b + 192)));
     __m512 scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), _mm512_set1_ps(half_float(load16(b + 208))));
     __m512i in_pairs = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
@@ -197,7 +129,7 @@ INLINE void add_six_bits(const int M, const uint8_t *b, const chunk *x, int64_t 
         steps = _mm512_mul_ps(steps, scale);
         for (int i = 0; i < 4; i++) {
             __m512i zero = whole_numbers(at[i / 2].zero[i % 2]);
-            __m512 sum = _mm512_cvtepi32_ps(dot(quants[i], at + i / 2, i % 2, zero));
+            __m512 sum = _mm512_cvtepi32_ps(dot(i % 2 ? q[i / 2].high : q[i / 2].low, at + i / 2, i % 2, zero));
             __m512i index = _mm512_add_epi32(quarters(), _mm512_set1_epi32(4 * i));
             out->dots[m] = _mm512_fmadd_ps(sum, spread(steps, index), out->dots[m]);
         }

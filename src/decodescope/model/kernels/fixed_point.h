@@ -45,42 +45,51 @@ INLINE void subtract_at(int32_t *at, __m128i values, int32_t factor) {
     _mm_storeu_si128((__m128i *)at, _mm_sub_epi32(_mm_loadu_si128((__m128i *)at), product));
 }
 
-/* Sixteen values in fixed point into their digits and zero corrections. */
-INLINE void split_digits(const int format, __m512i fixed, int at, chunk *out) {
-    int byte, unit = place(ORDER[format], at, &byte);
+typedef struct { __m512i high, middle, low; } digits;
+
+/* Sixteen whole numbers in three signed digits each. */
+INLINE digits split_digits(__m512i fixed) {
     __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(fixed, 24), 24);
     __m512i above = _mm512_srai_epi32(_mm512_sub_epi32(fixed, low), 8);
     __m512i middle = _mm512_srai_epi32(_mm512_slli_epi32(above, 24), 24);
-    __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(above, middle), 8);
-    _mm_storeu_si128((__m128i *)(out->digit[unit][0] + byte), _mm512_cvtepi32_epi8(high));
-    _mm_storeu_si128((__m128i *)(out->digit[unit][1] + byte), _mm512_cvtepi32_epi8(middle));
-    _mm_storeu_si128((__m128i *)(out->digit[unit][2] + byte), _mm512_cvtepi32_epi8(low));
-    if (format == Q8_0) {
-        subtract_at(out->zero_high[unit] + byte / 4, sums_of_four(high), ZERO_POINT[format]);
-        fixed = _mm512_add_epi32(_mm512_slli_epi32(middle, 8), low);
-    }
-    if (ORDER[format] == NIBBLES_OF_16) unit = 0; /* both registers end in the same lanes */
-    if (ZERO_POINT[format]) subtract_at(out->zero[unit] + byte / 4, sums_of_four(fixed), ZERO_POINT[format]);
+    return (digits){_mm512_srai_epi32(_mm512_sub_epi32(above, middle), 8), middle, low};
 }
 
-/* One group of 32 activations. A value that is not finite makes the step NaN, and so every sum. */
-INLINE void fix_group(const int format, __m512 first, __m512 second, int group, chunk *out) {
+/* 32 activations in fixed point: the worth of 1, and their sum. */
+typedef struct {
+    __m512i first, second;
+    float step, sum;
+} fixed_group;
+
+/* A value that is not finite makes the step NaN, and so every sum. */
+INLINE fixed_group fix_group(const float *x) {
+    __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
     __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i a = _mm512_and_si512(_mm512_castps_si512(first), magnitude);
     __m512i b = _mm512_and_si512(_mm512_castps_si512(second), magnitude);
     float largest = bits_float((uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)));
-    if (!isfinite(largest)) {
-        out->step[group] = NAN;
-        return;
-    }
+    if (!isfinite(largest)) return (fixed_group){_mm512_setzero_si512(), _mm512_setzero_si512(), NAN, 0};
     if (largest < SMALLEST) largest = SMALLEST;
     __m512 scale = _mm512_set1_ps(LARGEST / largest);
     __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(first, scale));
     __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(second, scale));
-    split_digits(format, low, group * 32, out);
-    split_digits(format, high, group * 32 + 16, out);
-    out->step[group] = largest / LARGEST;
-    out->sum[group] = out->step[group] * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+    const float step = largest / LARGEST;
+    return (fixed_group){low, high, step, step * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(low, high))};
+}
+
+/* Sixteen values in fixed point into the digits and zero corrections of a chunk. */
+INLINE void put_digits(const int format, __m512i fixed, int at, chunk *out) {
+    int byte, unit = place(ORDER[format], at, &byte);
+    const digits d = split_digits(fixed);
+    _mm_storeu_si128((__m128i *)(out->digit[unit][0] + byte), _mm512_cvtepi32_epi8(d.high));
+    _mm_storeu_si128((__m128i *)(out->digit[unit][1] + byte), _mm512_cvtepi32_epi8(d.middle));
+    _mm_storeu_si128((__m128i *)(out->digit[unit][2] + byte), _mm512_cvtepi32_epi8(d.low));
+    if (format == Q8_0) {
+        subtract_at(out->zero_high[unit] + byte / 4, sums_of_four(d.high), ZERO_POINT[format]);
+        fixed = _mm512_add_epi32(_mm512_slli_epi32(d.middle, 8), d.low);
+    }
+    if (ORDER[format] == NIBBLES_OF_16) unit = 0; /* both registers end in the same lanes */
+    if (ZERO_POINT[format]) subtract_at(out->zero[unit] + byte / 4, sums_of_four(fixed), ZERO_POINT[format]);
 }
 
 /* One row of K activations (a multiple of 32) into K/128 chunks; what is missing in the last one is zero. */
@@ -88,6 +97,11 @@ static void fix_row(const int format, const float *x, int64_t K, chunk *out) {
     memset(out, 0, (size_t)((K + CHUNK - 1) / CHUNK) * sizeof *out);
     for (int64_t at = 0; at < K; at += 32) {
         const int group = (int)(at % CHUNK / 32);
-        fix_group(format, _mm512_loadu_ps(x + at), _mm512_loadu_ps(x + at + 16), group, out + at / CHUNK);
+        const fixed_group fixed = fix_group(x + at);
+        chunk *into = out + at / CHUNK;
+        put_digits(format, fixed.first, group * 32, into);
+        put_digits(format, fixed.second, group * 32 + 16, into);
+        into->step[group] = fixed.step;
+        into->sum[group] = fixed.sum;
     }
 }

@@ -1,8 +1,8 @@
 """y = x W^T in float32, W read as it is stored: 16-bit numbers or GGUF blocks.
 
-Up to MOST_ROWS rows of activations the compiled kernels read each weight once, at about the speed of memory. For
-more rows, or on a machine without a compiler, the weight is unpacked tile by tile for torch's matrix product. The
-weights are exact and activations and sums float32 in both.
+The compiled kernels read each weight once, for few rows of activations at about the speed of memory. For more rows
+than they are good for (without AMX), or on a machine without a compiler, the weight is unpacked tile by tile for
+torch's matrix product. The weights are exact and activations and sums float32 in both.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from decodescope.model.gguf_blocks import unpack_into
-from decodescope.model.kernels.compiled import MOST_MATRICES, MOST_ROWS, library, takes
+from decodescope.model.kernels.compiled import MOST_MATRICES, library, takes
 from decodescope.model.kernels.packed import Packed
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -25,8 +25,10 @@ def product(x: Float[Tensor, "... K"], weight: Packed | Float[Tensor, "N K"]) ->
     """x W^T as float32 for activations of any floating dtype. Raises ValueError where K differs."""
     _check_widths(x, (weight,))
     flat = x.float().contiguous()
-    kernels = library() if x.numel() <= MOST_ROWS * x.shape[-1] and takes(flat, weight) else None
-    return kernels.products(flat, (weight,), (None,)) if kernels else _by_tiles(flat, weight)
+    kernels = library() if takes(flat, weight) else None
+    if kernels is None or x.numel() > kernels.most_rows((weight,)) * x.shape[-1]:
+        return _by_tiles(flat, weight)
+    return kernels.products(flat, (weight,), (None,))
 
 
 def products(
@@ -34,13 +36,13 @@ def products(
 ) -> Sequence[Float[Tensor, "... N"]] | None:
     """x W^T + b in float32 of weights that our kernels read better than torch does; None where one is not such.
 
-    That is blocks, or 16-bit numbers, against few rows of activations. Raises ValueError where K differs.
+    That is blocks, or 16-bit numbers against few rows of activations. Raises ValueError where K differs.
     """
-    if not (0 < x.numel() <= MOST_ROWS * x.shape[-1] and x.is_cpu and len(weights) <= MOST_MATRICES):
+    if not (x.numel() and x.is_cpu and len(weights) <= MOST_MATRICES):
         return None
     known = [weight for weight in weights if reads(weight)]
     kernels = library() if len(known) == len(weights) else None
-    if kernels is None:
+    if kernels is None or x.numel() > kernels.most_rows(known) * x.shape[-1]:
         return None
     _check_widths(x, known)
     out = kernels.products(x.float().contiguous(), known, biases)

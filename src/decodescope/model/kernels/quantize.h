@@ -262,6 +262,6 @@ static void work_pack(const void *job, int64_t from, int64_t to) {
 int decodescope_pack(int format, int kind, const uint8_t *w, uint8_t *out, const int64_t size[2], int threads) {
     _Atomic int too_large = 0;
     const packing job = {.format = format, .kind = kind, .w = w, .out = out, .K = size[1], .too_large = &too_large};
-    share(work_pack, &job, size[0], rows_at_once(row_bytes_of(format, size[1])), threads);
+    share(work_pack, &job, size[0], rows_at_once(row_bytes_of(format, size[1]), 1), threads);
     return too_large;
 }

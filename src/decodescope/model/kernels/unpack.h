@@ -46,5 +46,5 @@ static void work_unpack(const void *job, int64_t from, int64_t to) {
 /* N rows of blocks into float32 or bf16 [N, K]; size = N, K. */
 void decodescope_unpack(int format, const uint8_t *w, void *out, const int64_t size[2], int as_bf16, int threads) {
     const unpacking job = {.format = format, .as_bf16 = as_bf16, .w = w, .out = out, .K = size[1]};
-    share(work_unpack, &job, size[0], rows_at_once(row_bytes_of(format, size[1])), threads);
+    share(work_unpack, &job, size[0], rows_at_once(row_bytes_of(format, size[1]), 1), threads);
 }
