@@ -1,6 +1,7 @@
 """A real Prometheus on a loopback port, started with any configuration, asked by its API, and ended with the test."""
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -100,6 +101,16 @@ class PrometheusServer:
         except urllib.error.HTTPError as answer:
             with answer:
                 raise AssertionError(f"{fields}: {answer.read().decode()}") from None
+
+
+def let_scrapes_take(config: Path, seconds: float) -> None:
+    """Scrape as often as a scrape may take.
+
+    What it does take does not shrink with the pace of the rules. A server that is slow, or whose machine is busy,
+    would lose its scrapes at a quick pace: it would count as lost, and have no speed at all.
+    """
+    text = f"{1000 * seconds:.0f}ms"
+    config.write_text(re.sub(r"(scrape_interval|scrape_timeout): .*", rf"\1: {text}", config.read_text()))
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """A real Prometheus beside live servers: real answers fill the dashboard, and planted faults fire the alerts.
 
-One server has the small model, recorded runs and a small cache; the other one a model whose logits overflow (NaN in
-the weights themselves is refused when they load). Everything that takes minutes takes half-seconds here (`Pace`).
-Alerts of devices are shown in test_alerts.py, for there is no device; that of a lost server in test_prometheus.py.
+One server has the starter model, recorded runs and a small cache; the other one a tiny model whose weights are finite
+and whose logits overflow, for one with NaN in its weights is never served: loading refuses it. Everything that takes
+minutes takes half-seconds here (`Pace`). All other alerts but those of devices are drilled in test_live_drills.py.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer, Starting, Traffic, traffic
 from panel_queries import SANE, asked
-from prometheus_server import PrometheusServer, needs_prometheus, running_prometheus, wait_for
+from prometheus_server import PrometheusServer, let_scrapes_take, needs_prometheus, running_prometheus, wait_for
 from safetensors.torch import load_file, save_file
 
 from decodescope.monitor.dashboard_panels import ROWS, Panel
@@ -21,12 +22,12 @@ from decodescope.monitor.rules import Pace
 from decodescope.monitor.setup import write_setup
 from tiny_model import make_tiny_model
 
-PACE = Pace(1 / 120)
+PACE, SCRAPE_S = Pace(1 / 120), 0.25  # four in a window of a second
 PATIENCE_S = 40
 TOKEN = "a-token-that-both-servers-share-and-prometheus-knows"
-POSITION_BYTES = 30 * 2 * 3 * 64 * 4  # of the small model: layers, keys and values, heads, their size, float32
-CACHE_POSITIONS = 800
-ONES = "1 " * 16  # the small model goes on with it
+POSITION_BYTES = 24 * 2 * 2 * 64 * 4  # of the starter model: layers, keys and values, heads, their size, float32
+CACHE_POSITIONS = 250
+ONES = "1 " * 16  # the model goes on with it
 # Without a device, and where nothing is wrong, these have nothing to show.
 EMPTY_HERE = {panel.key for row in ROWS.values() for panel in row if panel.needs_device} | {"alerts"}
 PANELS = {panel.key: panel for row in ROWS.values() for panel in row if panel.key not in EMPTY_HERE}
@@ -49,9 +50,14 @@ class Watched:
         """The values of an expression's series that come from one server."""
         return [value for labels, value in self.prometheus.query(expr) if labels["instance"] == server.address]
 
-    def wait_firing(self, name: str, server: LiveServer) -> None:
+    def wait_fired(self, name: str, server: LiveServer, began: float) -> None:
+        """Until an alert has fired since `began` (of the monotonic clock): when we look it may be over again."""
         firing = f'ALERTS{{alertname="{name}",alertstate="firing",instance="{server.address}"}}'
-        wait_for(lambda: self.prometheus.query(firing), PATIENCE_S, f"{name} fires")
+        wait_for(
+            lambda: self.prometheus.query(f"last_over_time({firing}[{1000 * (time.monotonic() - began):.0f}ms])"),
+            PATIENCE_S,
+            f"{name} fires",
+        )
 
 
 def damaged_model(folder: Path) -> Path:
@@ -65,7 +71,7 @@ def damaged_model(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def watched(small_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(starter_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     root = tmp_path_factory.mktemp("live")
     damaged = damaged_model(root / "damaged")
     (root / "token").write_text(TOKEN)
@@ -77,7 +83,7 @@ def watched(small_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 TOKEN,
                 root / "healthy.log",
                 "-m",
-                str(small_path),
+                str(starter_path),
                 "--cache-bytes",
                 cache,
                 "--threads",
@@ -91,7 +97,9 @@ def watched(small_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         healthy, broken = (each.ready() for each in starting)
         addresses = {"decodescope": [healthy.address, broken.address]}
         write_setup(root / "setup", addresses, root / "token", PACE)
-        prometheus = stack.enter_context(running_prometheus(root / "setup/prometheus.yml", root / "data"))
+        config = root / "setup/prometheus.yml"
+        let_scrapes_take(config, SCRAPE_S)
+        prometheus = stack.enter_context(running_prometheus(config, root / "data"))
         wait_for(lambda: prometheus.query("llm:nonfinite_logits:increase"), PATIENCE_S, "both are scraped")
         yield Watched(healthy, broken, prometheus, stack.enter_context(traffic(healthy)))
 
@@ -146,22 +154,24 @@ def test_what_is_counted_is_what_the_clients_were_told(watched):
 
 
 def test_logits_that_overflow_fire_non_finite_logits(watched):
+    began = time.monotonic()
     assert watched.broken.status("/v1/completions", prompt="x", max_tokens=4) == 500
-    watched.wait_firing("LlmNonfiniteLogits", watched.broken)
+    watched.wait_fired("LlmNonfiniteLogits", watched.broken, began)
 
 
 def test_a_cache_that_is_too_small_fires_kv_cache_nearly_full(watched):
     """A prompt that takes 91 % of it, and an answer that takes nearly all of the rest, for half a second or more."""
     prompt = [7, 11, 13, 17, 19] * (CACHE_POSITIONS * 91 // 500)
-    new = CACHE_POSITIONS * 8 // 100
+    new, began = CACHE_POSITIONS * 8 // 100, time.monotonic()
     answer = watched.healthy.post(
         "/v1/completions", prompt=prompt, max_tokens=new, ignore_eos=True, temperature=1.0
     )
     assert answer["usage"]["completion_tokens"] == new
-    watched.wait_firing("LlmKvCacheNearlyFull", watched.healthy)
+    watched.wait_fired("LlmKvCacheNearlyFull", watched.healthy, began)
 
 
 def test_an_answer_in_circles_fires_loops(watched):
+    began = time.monotonic()
     answer = watched.healthy.post("/v1/completions", prompt=ONES, max_tokens=64, ignore_eos=True, temperature=0)
     assert answer["usage"]["completion_tokens"] == 64
-    watched.wait_firing("LlmLoops", watched.healthy)
+    watched.wait_fired("LlmLoops", watched.healthy, began)

@@ -1,5 +1,6 @@
 """Memory limits and devices: what can be told is told, what cannot is left out."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,24 @@ def test_the_tightest_limit_of_the_control_groups_counts(tmp_path, own, files, l
 
 def test_without_control_groups_it_is_the_machines_memory(tmp_path):
     assert memory_limit_bytes(tmp_path, tmp_path / "none") == RAM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to these limits")
+@pytest.mark.parametrize(("limit", "taken"), [("RLIMIT_DATA", "data"), ("RLIMIT_AS", "vms")])
+@pytest.mark.parametrize("left_bytes", [64 << 20, 0])
+def test_a_limit_of_the_process_itself_leaves_what_it_has_and_what_it_may_still_get(
+    tmp_path, limit, taken, left_bytes
+):
+    import resource  # not on Windows
+
+    number, memory = getattr(resource, limit), psutil.Process().memory_info()
+    usual = resource.getrlimit(number)
+    resource.setrlimit(number, (getattr(memory, taken) + left_bytes, usual[1]))
+    try:
+        most = memory_limit_bytes(tmp_path, tmp_path / "none")
+    finally:
+        resource.setrlimit(number, usual)
+    assert most == pytest.approx(memory.rss + left_bytes, abs=4 << 20)
 
 
 class Refused(Exception):

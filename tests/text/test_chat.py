@@ -194,7 +194,7 @@ def test_what_is_too_long_for_the_context_is_refused_before_its_tokens_are_descr
     monkeypatch.delattr(Tokenizer, "token_bytes")
     with pytest.raises(InputError, match="3 tokens"):
         raw_prompt(starter, "a b c", context=3)
-    with pytest.raises(InputError, match="context holds 3"):
+    with pytest.raises(InputError, match="may take 3"):
         chat_prompt(starter, user("a b c"), context=3)
 
 

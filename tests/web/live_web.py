@@ -19,7 +19,7 @@ from decodescope.web.bodies import Limits
 from decodescope.web.guard import Access
 from decodescope.web.serve import Service, limits_of, make_served
 from decodescope.web.served import Served
-from decodescope.web.server import Server
+from decodescope.web.server import Server, most_connections
 
 TOKEN = "t0ken-of-the-tests"
 
@@ -71,7 +71,8 @@ def serving(session: Session, service: Service, limits: Limits | None = None) ->
     listening.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     served, heard = make_served(session, service), threading.Event()
     access = Access(listening.token, listening.port, listening.hosts, limits or limits_of(service.plan))
-    server = Server(create_app(served, access), heard.set, served.engine.close)
+    connections = most_connections(access.limits.requests)
+    server = Server(create_app(served, access), heard.set, served.engine.close, connections)
     served.engine.start()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]})
     thread.start()

@@ -5,12 +5,16 @@ import re
 from typing import Any
 
 import pytest
+from live_web import serving
 from pydantic import ValidationError
 
 from decodescope.errors import InputError
-from decodescope.locale import set_language
+from decodescope.locale import LANGUAGES, catalogue, set_language
+from decodescope.serving.orders import Plan
+from decodescope.text.tokenizer import Tokenizer
 from decodescope.web.faults import fault_answer
 from decodescope.web.openai_requests import ChatRequest, CompletionRequest
+from decodescope.web.serve import Service
 
 MANY = 50_000
 UNKNOWN = {f"field{number}": 1 for number in range(MANY)}
@@ -56,6 +60,23 @@ def test_guards_and_stages_are_eight_at_most(field):
 def test_a_prompt_beyond_the_context_never_becomes_one(tiny_session, prompt_of):
     with pytest.raises(InputError, match="context holds 131072"):
         prompt_of(tiny_session, "a" * (1 << 17))
+
+
+@pytest.mark.parametrize("body, path", [
+    ({"prompt": "x" * (2 << 20)}, "completions"),
+    ({"prompt": [" " * (2 << 20), "x"]}, "completions"),
+    ({"messages": [HELLO, {"role": "user", "content": "x" * (2 << 20)}]}, "chat/completions"),
+])  # fmt: skip
+def test_a_text_that_shows_by_its_size_that_it_is_too_long_is_not_tokenised(live, monkeypatch, body, path):
+    monkeypatch.delattr(Tokenizer, "_encode")
+    error = error_of(live, body, path)
+    assert error["code"] == "context_length_exceeded" and "may take 131,072" in error["message"]
+
+
+def test_what_the_cache_can_never_hold_is_not_tokenised_either(tiny_session, monkeypatch):
+    with serving(tiny_session, Service(Plan(1 << 16))) as narrow:
+        monkeypatch.delattr(Tokenizer, "_encode")
+        assert "may take 256" in error_of(narrow, {"prompt": "x" * 5000})["message"]
 
 
 def error_of(live, body: object, path: str = "completions") -> dict[str, Any]:
@@ -127,6 +148,19 @@ def test_every_fault_is_told_in_the_language_in_force_and_in_words_of_http(live,
     assert "--" not in english
     assert re.search("[一-鿿]", chinese)
     assert not re.search(r"[Ii]nput should|[Ff]ield required|at least|valid| or ", chinese)
+
+
+HEARD = (
+    "run.nonfinite", "memory.running", "run.prompt_too_long", "run.text_too_long", "run.id_outside", "fork.id_outside",
+    "serve.busy", "serve.too_large", "serve.too_many_orders", "serve.failed", "serve.no_run", "disk.write",
+    "sampling.nothing_left", "sampling.checkpoint", "text.empty_prompt", "text.no_tokens", "text.not_unicode",
+    "text.cannot_encode", "text.empty_stop_string", "chat.empty",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", HEARD)
+def test_what_a_client_may_hear_names_no_option_of_a_command(key):
+    assert all("--" not in catalogue(language)[f"error.{key}"] for language in LANGUAGES)
 
 
 def test_no_answer_names_a_folder_of_the_server():

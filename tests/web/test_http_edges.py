@@ -3,9 +3,12 @@
 import resource
 import socket
 import time
+from contextlib import ExitStack
+from select import select
 
 import pytest
 from live_web import TOKEN, serving
+from waiting import until
 
 from decodescope.serving.orders import Plan
 from decodescope.web import generating, server
@@ -109,6 +112,61 @@ def test_silent_connections_shut_nobody_out(narrow):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.fixture(scope="module")
+def crowded(tiny_session):
+    """A server that keeps eight connections, and these for as long as they like."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "HEAD_S", 3600.0)
+        with serving(tiny_session, Service(Plan(1 << 28, most_running=1)), Limits(requests=4)) as running:
+            yield running
+
+
+def healthy(connection: socket.socket) -> bool:
+    connection.sendall(GET_HEALTH)
+    heard = b""
+    while not heard.endswith(b"}"):
+        part = connection.recv(65536)
+        assert part, heard
+        heard += part
+    return heard.startswith(b"HTTP/1.1 200")
+
+
+def are_open(connections: list[socket.socket]) -> list[bool]:
+    """Of connections on which nothing is to be read but their end."""
+    ended, _, _ = select(connections, [], [], 0)
+    return [each not in ended for each in connections]
+
+
+def test_beyond_the_limit_the_oldest_that_have_asked_for_nothing_make_way_at_once(crowded):
+    with ExitStack() as stack:
+        stream = iter(stack.enter_context(crowded.streaming()))
+        known = stack.enter_context(connected(crowded))
+        assert healthy(known)
+        silent = [stack.enter_context(connected(crowded)) for _ in range(100)]
+        until(lambda: sum(are_open(silent)) <= 6)
+        assert are_open(silent) == [False] * 94 + [True] * 6
+        assert healthy(known) and next(stream) and next(stream)
+        with crowded.http() as http:
+            assert http.get("v1/models").status_code == 200
+
+
+def test_where_all_have_asked_for_something_it_is_the_newcomer_that_has_to_go(crowded):
+    with ExitStack() as stack:
+        known = [stack.enter_context(connected(crowded)) for _ in range(8)]
+        assert all(map(healthy, known))
+        assert answer(stack.enter_context(connected(crowded))) == ""
+        assert all(map(healthy, known))
+
+
+def test_connections_are_twice_as_many_as_requests_and_leave_half_of_the_files_alone():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+        assert (server.most_connections(10), server.most_connections(1000)) == (20, 256)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_stream_that_waits_for_its_turn_says_that_it_is_there(narrow, monkeypatch):
     monkeypatch.setattr(generating, "PING_S", 0.05)
     with (
@@ -149,6 +207,7 @@ def test_what_is_refused_is_counted_once_by_its_reason(tiny_session):
         http.post("v1/completions", json={"prompt": "x", "temperature": -1})
         http.post("v1/completions", json={"prompt": "x", "max_tokens": 100_000})
         http.post("v1/completions", json={"prompt": [65] * (1 << 17)})
+        http.post("v1/completions", json={"prompt": "x" * (1 << 20)})
         http.post("v1/completions", json={"prompt": "x", "n": 2})
         with running.streaming():
             http.post("v1/completions", json={"prompt": "x"})
@@ -156,6 +215,6 @@ def test_what_is_refused_is_counted_once_by_its_reason(tiny_session):
     assert {reason: count for reason, count in counted.items() if count and reason != "abandoned"} == {
         "invalid": 5,
         "too_large": 1,
-        "too_long": 1,
+        "too_long": 2,
         "queue_full": 1,
     }

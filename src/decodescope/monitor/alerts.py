@@ -68,7 +68,7 @@ ALERTS = (
     Alert(
         "LlmProcessMemoryNearlyFull", "process_memory",
         "llm:process_memory_usage_ratio > {limit}", 0.9, 120, "critical",
-        "of what the process may have: beyond it the kernel ends it without a word",
+        "of what the process may have: beyond it the kernel ends it without a word, or gives it no more",
     ),
     Alert(
         "LlmDeviceMemoryNearlyFull", "device_memory",

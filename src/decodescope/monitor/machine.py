@@ -1,5 +1,6 @@
 """Memory of this process and what devices say of themselves, when asked; what cannot be told is left out."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -38,11 +39,28 @@ def process_figures() -> Figures:
 
 
 def memory_limit_bytes(mounted: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
-    """The least of the machine's memory and the limits of the control groups that this process is in."""
-    return min([int(psutil.virtual_memory().total), *_limits(mounted, own)])
+    """Resident bytes that this process may come to, by the machine, its control groups and its own limits."""
+    return min([int(psutil.virtual_memory().total), *_group_limits(mounted, own), *_own_limits()])
 
 
-def _limits(mounted: Path, own: Path) -> Iterator[int]:
+def _own_limits() -> Iterator[int]:
+    """What `ulimit -d` and `-v` leave: what is resident, and what may still be had.
+
+    They count room that is not resident, too: their own numbers say little of resident bytes. Only Linux holds a
+    process to both (getrlimit(2)).
+    """
+    if sys.platform != "linux":
+        return
+    import resource  # not on Windows
+
+    memory = _process.memory_info()
+    for limit, taken in ((resource.RLIMIT_DATA, memory.data), (resource.RLIMIT_AS, memory.vms)):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            yield memory.rss + max(most - taken, 0)
+
+
+def _group_limits(mounted: Path, own: Path) -> Iterator[int]:
     """Limits of groups and of those they lie in, version 2 and version 1; `max` is none."""
     with suppress(OSError):
         for line in own.read_text().splitlines():

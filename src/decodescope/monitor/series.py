@@ -87,7 +87,10 @@ SERVING_GAUGES = (
 PROCESS_GAUGES = (
     _gauge("process_resident_bytes", "Resident memory of this process."),
     _gauge("process_peak_resident_bytes", "The most resident memory this process ever had."),
-    _gauge("machine_memory_bytes", "Memory this process may have: its control group's limit, or the machine's."),
+    _gauge(
+        "machine_memory_bytes",
+        "Memory this process may have: by its own limits, its control groups', or the machine's.",
+    ),
 )
 DEVICE_GAUGES = (
     _gauge("device_memory_used_bytes", "Device memory in use, by any process.", "device"),

@@ -107,8 +107,9 @@ def readings(watch: Watch, every_s: float) -> Iterator[Reading]:
     yield watch.look()
     due = time.monotonic()
     while True:
-        due = max(due + every_s, time.monotonic())
-        time.sleep(due - time.monotonic())
+        now = time.monotonic()
+        due = max(due + every_s, now)
+        time.sleep(due - now)
         try:
             reading = watch.look()
         except InputError as fault:

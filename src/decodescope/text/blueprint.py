@@ -1,8 +1,10 @@
 """What a tokenizer file must tell before text can become ids: the common end of both readers."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
@@ -28,6 +30,16 @@ class Blueprint:
     end_ids: frozenset[int]
     names: dict[str, str]
     chat_template: str | None
+
+
+def parts(component: Any) -> Iterator[dict[str, Any]]:
+    """A normaliser, pre-tokeniser or decoder of a backend as its JSON parts, sequences and what is in them."""
+    waiting = [] if component is None else [json.loads(component.__getstate__())]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        for inner in ("normalizers", "pretokenizers", "decoders"):
+            waiting += part.get(inner, [])
 
 
 @contextmanager

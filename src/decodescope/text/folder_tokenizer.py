@@ -1,14 +1,13 @@
 """A tokenizer read from a Hugging Face folder: `tokenizer.json` and the small JSON files beside it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from decodescope.errors import InputError
-from decodescope.text.blueprint import Blueprint, foreign_faults
+from decodescope.text.blueprint import Blueprint, foreign_faults, parts
 from decodescope.text.spelling import Spelling, byte_level, sentencepiece
 
 _LARGEST_FILE = 256 << 20  # bytes; the largest vocabularies in use need about 35 MB
@@ -24,13 +23,13 @@ def blueprint_from_folder(folder: Path) -> Blueprint:
     backend = _backend(folder / "tokenizer.json")
     config = _settings(folder)
     names = {name: text for name in _NAMES if (text := _content(config.get(name))) is not None}
-    parts = list(_parts(backend.decoder)) + list(_parts(backend.pre_tokenizer))
+    components = [*parts(backend.decoder), *parts(backend.pre_tokenizer)]
     before, after = _affixes(backend)
     backend.post_processor = None  # it would trim the offsets that tell where a token came from
     return Blueprint(
         backend=backend,
-        spelling=_spelling(parts, folder),
-        drops_first_space=any(map(_drops_first_space, parts)),
+        spelling=_spelling(components, folder),
+        drops_first_space=any(map(_drops_first_space, components)),
         before=before,
         after=after,
         bos_id=next(iter(_named_id(backend, names, "bos_token")), None),
@@ -82,19 +81,8 @@ def _named_id(backend: Backend, names: dict[str, str], name: str) -> tuple[int, 
     return () if token_id is None else (token_id,)
 
 
-def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A decoder or pre-tokeniser as its JSON parts, sequences flattened."""
-    if component is None:
-        return
-    waiting = [json.loads(component.__getstate__())]
-    while waiting:
-        part = waiting.pop()
-        yield part
-        waiting += part.get("decoders", []) + part.get("pretokenizers", [])
-
-
-def _spelling(parts: list[dict[str, Any]], folder: Path) -> Spelling:
-    kinds = {part["type"] for part in parts}
+def _spelling(components: list[dict[str, Any]], folder: Path) -> Spelling:
+    kinds = {part["type"] for part in components}
     if "ByteLevel" in kinds:
         return byte_level
     if kinds & {"ByteFallback", "Metaspace"}:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Encoding
@@ -10,6 +11,7 @@ from tokenizers import Encoding
 from decodescope.errors import InputError
 from decodescope.formats.gguf import GGUFHeader, is_gguf, read_header
 from decodescope.text.blueprint import Blueprint, foreign_faults
+from decodescope.text.fewest import Longest, longest
 from decodescope.text.folder_tokenizer import blueprint_from_folder
 from decodescope.text.gguf_tokenizer import blueprint_from_gguf
 from decodescope.text.spelling import byte_level, is_partial
@@ -119,6 +121,10 @@ class Tokenizer:
         encoding = self._encode(text)
         return [(token_id, *span) for token_id, span in zip(encoding.ids, encoding.offsets, strict=True)]
 
+    def fewest(self, text: str) -> int:
+        """How many tokens a text has at least, by no more than its size: nothing is tokenised."""
+        return 0 if self._longest is None else self._longest.fewest(text)
+
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD, ids without a name nothing."""
         kept = (token_id for token_id in ids if not (skip_special and token_id in self.special_ids))
@@ -198,6 +204,10 @@ class Tokenizer:
     def _bytes_of_piece(self, piece: Piece) -> bytes:
         plain = piece.added or self._is_byte_level
         return (piece.text if plain else piece.text.replace("▁", " ")).encode()
+
+    @cached_property
+    def _longest(self) -> Longest | None:
+        return longest(self._backend, self._spelling)
 
     @property
     def _is_byte_level(self) -> bool:

@@ -20,7 +20,8 @@ _TYPES = {
 _NOT_FOUND = ("serve.no_run", "web.no_model")
 # By the key of a sentence, or by its room: a word for programs, and the field that is meant.
 _CODES = {
-    "run.prompt_too_long": "context_length_exceeded", "web.no_model": "model_not_found",
+    "run.prompt_too_long": "context_length_exceeded", "run.text_too_long": "context_length_exceeded",
+    "web.no_model": "model_not_found",
     "sampling": "invalid_value", "guard": "invalid_value", "web.field": "invalid_value",
 }  # fmt: skip
 _PARAMS = {"web.no_model": "model", "guard": "guards"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from decodescope.text.chat import Prompt
 
 _PREPARED_AT_ONCE = 4  # requests whose text becomes ids; more would take the processor from the engine
-_TOO_LONG = "run.prompt_too_long"
+_TOO_LONG = ("run.prompt_too_long", "run.text_too_long")
 Asked = CompletionRequest | ChatRequest
 _DONE = b"data: [DONE]\n\n"
 
@@ -76,7 +76,7 @@ class Generation:
         try:
             job = _job(asked, self._served)
         except InputError as fault:
-            self._served.metrics.refused("too_long" if fault.key == _TOO_LONG else "invalid")
+            self._served.metrics.refused("too_long" if fault.key in _TOO_LONG else "invalid")
             raise
         self._each = len(job.options)
         orders = [Order(prompt, options) for prompt in job.prompts for options in job.options]
@@ -200,11 +200,11 @@ def _job(asked: Asked, served: Served) -> Job:
 
 
 def _prompts(asked: Asked, served: Served) -> "list[Prompt]":
-    session = served.session
+    session, most = served.session, served.engine.most_tokens
     if isinstance(asked, ChatRequest):
-        return [session.chat([message.plain for message in asked.messages])]
+        return [session.chat([message.plain for message in asked.messages], most)]
     return [
-        session.prompt(prompt, chat=False) if isinstance(prompt, str) else session.prompt_of(prompt)
+        session.prompt(prompt, chat=False, most=most) if isinstance(prompt, str) else session.prompt_of(prompt)
         for prompt in asked.prompts
     ]
 

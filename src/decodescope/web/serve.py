@@ -13,7 +13,7 @@ from decodescope.web.app import create_app
 from decodescope.web.bodies import Limits
 from decodescope.web.guard import Access
 from decodescope.web.served import Served
-from decodescope.web.server import Server
+from decodescope.web.server import Server, most_connections
 
 if TYPE_CHECKING:
     from decodescope.monitor.telemetry import Telemetry
@@ -40,7 +40,8 @@ def serve(session: "Session", listening: Listening, service: Service, tell: Call
     """Serve until told to stop; `tell` is called when clients are heard. What runs then ends as interrupted."""
     served = make_served(session, service)
     access = Access(listening.token, listening.port, listening.hosts, limits_of(service.plan))
-    server = Server(create_app(served, access), tell, served.engine.close)
+    connections = most_connections(access.limits.requests)
+    server = Server(create_app(served, access), tell, served.engine.close, connections)
     served.engine.start()
     try:
         server.run(sockets=[listening.socket])
