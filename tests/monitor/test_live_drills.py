@@ -141,7 +141,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         starting = {}
         for name, factor in FAULTS.items():
             model = faulty_model(root / name, factor)
-            options = ("-m", str(model), "--threads", "1", "--max-running", "1", "--max-waiting", "99")
+            options = ("-m", str(model), "--threads", "1", "--max-running", "1", "--max-waiting", "199")
             starting[name] = Starting(TOKEN, root / f"{name}.log", *options)
             stack.callback(starting[name].stop)
         servers = {name: each.ready() for name, each in starting.items()}
@@ -152,7 +152,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         prometheus = stack.enter_context(running_prometheus(config, root / "data"))
         asking.start(servers["flat"], clients=1, tokens=32)
         # Many short answers: one waits for more than five seconds, and a first token comes in every window.
-        asking.start(servers["certain"], clients=96, tokens=80)
+        asking.start(servers["certain"], clients=150, tokens=80)
         stack.callback(asking.over.set)
         processes = {name: psutil.Process(each.process.pid) for name, each in starting.items()}
         yield Watched(servers, processes, prometheus)

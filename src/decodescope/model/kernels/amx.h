@@ -98,10 +98,6 @@ static void work_lay(const void *job, int64_t from, int64_t to) {
 #define GROUP(format) (format == Q6_K ? 16 : 32) /* values with one scale */
 #define HAS_OFFSETS(format) (format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K)
 
-INLINE void store_signed(int8_t *at, __m512i bytes, int zero) {
-    _mm512_storeu_si512(at, _mm512_sub_epi8(bytes, _mm512_set1_epi8((char)zero)));
-}
-
 INLINE void store_halves(int8_t *at, __m512i two, int apart) {
     _mm256_storeu_si256((__m256i *)at, _mm512_castsi512_si256(two));
     _mm256_storeu_si256((__m256i *)(at + 32 * apart), _mm512_extracti64x4_epi64(two, 1));
@@ -113,6 +109,17 @@ INLINE void store_apart(float *at, __m256 values, int count) {
     for (int i = 0; i < count; i++) at[i * SIDE] = each[i];
 }
 
+/* Two blocks' nibbles in order; of Q5_0 and Q5_1 with their fifth bits, which lie in order at `fifth`. */
+INLINE void take_nibbles(const int format, nibbles q, __m512i order, const uint8_t *fifth, int8_t *quants) {
+    __m512i values = _mm512_permutex2var_epi64(q.low, order, q.high);
+    const __m512i sixteen = _mm512_set1_epi8(16);
+    if (format == Q4_0) values = _mm512_sub_epi8(values, _mm512_set1_epi8(8));
+    if (format == Q5_1) values = _mm512_mask_add_epi8(values, two_words(fifth, BLOCK_BYTES[format]), values, sixteen);
+    if (format == Q5_0) /* 16 more, and 16 less for the zero point */
+        values = _mm512_mask_sub_epi8(values, ~two_words(fifth, BLOCK_BYTES[format]), values, sixteen);
+    _mm512_storeu_si512(quants, values);
+}
+
 /* Four blocks of 32. */
 INLINE void take_blocks(const int format, const uint8_t *b, int8_t *quants, float *scale, float *offset) {
     const int64_t bytes = BLOCK_BYTES[format];
@@ -122,11 +129,10 @@ INLINE void take_blocks(const int format, const uint8_t *b, int8_t *quants, floa
         return;
     }
     if (HAS_OFFSETS(format)) store_apart(offset, _mm256_castps128_ps256(four_halves(b + 2, bytes)), 4);
-    const nibbles q = quants_of_four(format, b);
-    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-    store_signed(quants, _mm512_permutex2var_epi64(q.low, first, q.high), ZERO_POINT[format]);
-    store_signed(quants + 64, _mm512_permutex2var_epi64(q.low, second, q.high), ZERO_POINT[format]);
+    const nibbles q = split_nibbles(four_runs(b + bytes - 16, bytes));
+    const uint8_t *fifth = b + bytes - 20;
+    take_nibbles(format, q, _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), fifth, quants);
+    take_nibbles(format, q, _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4), fifth + 2 * bytes, quants + 64);
 }
 
 /* A super-block of Q4_K or Q5_K. */
@@ -148,8 +154,8 @@ INLINE void take_six_bits(const uint8_t *b, int8_t *quants, float *scale) {
     for (int i = 0; i < 16; i++) scale[i * SIDE] = (float)(int8_t)b[192 + i] * d;
     for (int half = 0; half < 2; half++, quants += 128) {
         const nibbles q = quants_of_six_bits(b, half);
-        store_signed(quants, q.low, 32);
-        store_signed(quants + 64, q.high, 32);
+        _mm512_storeu_si512(quants, _mm512_sub_epi8(q.low, _mm512_set1_epi8(32)));
+        _mm512_storeu_si512(quants + 64, _mm512_sub_epi8(q.high, _mm512_set1_epi8(32)));
     }
 }
 
@@ -163,17 +169,17 @@ INLINE void take_chunks(const int format, const uint8_t *b, int8_t *quants, floa
 /* Row `n` of SIDE from its blocks. What does not fill a chunk is filled up with zeros. */
 INLINE void take_row(const int format, const uint8_t *row, int64_t K, int n, tile_weights w) {
     const int64_t values = BLOCK_VALUES[format], step = values < CHUNK ? CHUNK : values;
-    const int64_t bytes = step / values * BLOCK_BYTES[format];
+    const int64_t bytes = step / values * BLOCK_BYTES[format], scales = step / GROUP(format) * SIDE;
     int8_t *quants = quants_of(w) + n * w.stride;
     float *scale = scales_of(w) + n, *offset = offsets_of(w) + n;
-    for (int64_t at = 0; at < K; at += step, row += bytes) {
-        uint8_t rest[4 * 34] = {0};
-        const int whole = at + step <= K;
-        if (!whole) memcpy(rest, row, (size_t)((K - at) / values * BLOCK_BYTES[format]));
-        for (int64_t line = 0; whole && line < bytes; line += 64) prefetch(row + line);
-        const int64_t scales = at / GROUP(format) * SIDE;
-        take_chunks(format, whole ? row : rest, quants + at, scale + scales, offset + scales);
+    for (; K >= step; K -= step, row += bytes, quants += step, scale += scales, offset += scales) {
+        for (int64_t line = 0; line < bytes; line += 64) prefetch(row + line);
+        take_chunks(format, row, quants, scale, offset);
     }
+    if (values > CHUNK || K == 0) return;
+    uint8_t rest[4 * 34] = {0};
+    memcpy(rest, row, (size_t)(K / values * BLOCK_BYTES[format]));
+    take_chunks(format, rest, quants, scale, offset);
 }
 
 /* ---- products ---- */
