@@ -82,34 +82,28 @@ class OpenModel:
         """The forms that runs with this model have: the fields of `Run` in `trace.records.HELD`."""
         return {"dtype": self.dtype, "cache_dtype": self.cache_dtype, "weights": self.model.held_as}
 
-    def prompt(
-        self, text: str, *, chat: bool | None = None, system: str | None = None, most: int | None = None
-    ) -> Prompt:
+    def prompt(self, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
         """A prompt as it goes in: through the chat template where the model has one (`chat` None), or raw.
 
-        Raises InputError for an empty text, for one beyond the context, for chat with a model that has no
-        template, and at once for a text that has `most` tokens or more by its size alone, where there is less room
-        than the context.
+        Raises InputError for an empty text, for one beyond the context, and for chat with a model that has no
+        template.
         """
         if not text:
             raise InputError("text.empty_prompt")
         if chat is False or (chat is None and self.tokenizer.chat_template is None):
             if system is not None:
                 raise InputError("chat.system_needs_template")
-            return raw_prompt(self.tokenizer, text, self.context, self._most(most))
-        return self.chat(with_system([{"role": "user", "content": text}], system), most)
+            return raw_prompt(self.tokenizer, text, self.context)
+        return self.chat(with_system([{"role": "user", "content": text}], system))
 
     def prompt_of(self, ids: Sequence[int]) -> Prompt:
         """Ids as they go in. Raises InputError for none, too many, and one that the model has no row for."""
         check_length(len(ids), self.context)
         return ids_prompt(self.tokenizer, [self.token_id(each) for each in ids])
 
-    def chat(self, messages: Sequence[Message], most: int | None = None) -> Prompt:
+    def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation as it goes in. Raises InputError as `prompt` does."""
-        return chat_prompt(self.tokenizer, messages, self.context, self._most(most))
-
-    def _most(self, most: int | None) -> int:
-        return self.context if most is None else min(most, self.context)
+        return chat_prompt(self.tokenizer, messages, self.context)
 
     def conversation_from(self, path: Path, system: str | None = None) -> Prompt:
         """The conversation in a JSON file, as it goes in. Raises InputError."""

@@ -37,7 +37,7 @@ def _built(instructions: tuple[str, ...], cache: Path) -> Built:
 
 
 def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all workers of a run: what takes a minute to compile is compiled once."""
+    """One folder for all workers of a run: what one has compiled the next one finds."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "built"
     folder.mkdir(exist_ok=True)

@@ -93,6 +93,18 @@ def test_a_product_with_16_bit_numbers_is_the_dense_one_within_rounding(library,
     assert_product(library.products(x, (weight,), (None,)), x, weight.float())
 
 
+@pytest.mark.parametrize("inputs", [1, 4, 8, 33])
+def test_matrices_of_one_call_are_each_its_own_product(library, inputs):
+    held = [random_packed("Q5_0", 37, 7), random_packed("NF4", 5, 4), random_packed("Q8_0", 17, 7)]
+    held = [Packed(each.format, each.blocks[:, : row_bytes(each.format, 192)].contiguous()) for each in held]
+    x, weights = activations(inputs, 192), [*held, torch.randn(19, 192).bfloat16()]
+    biases = [None, torch.randn(5), torch.randn(17).bfloat16(), None]
+    found = library.products(x, weights, biases).split([weight.shape[0] for weight in weights], dim=1)
+    for part, weight, bias in zip(found, weights, biases, strict=True):
+        dense = unpacked(weight) if isinstance(weight, Packed) else weight.float()
+        assert_product(part - (0 if bias is None else bias.float()), x, dense)
+
+
 @pytest.mark.parametrize("block_format", FORMATS)
 def test_rows_are_unpacked_bit_by_bit(library, block_format):
     """Random scales are infinities, NaN and subnormals too."""
@@ -209,7 +221,8 @@ def test_products_from_several_threads_do_not_mix():
 
     def work(seed: int) -> None:
         for turn in range(20):
-            x = torch.randn(1, weight.shape[1], generator=torch.Generator().manual_seed(seed * 100 + turn))
+            rows = 1 + turn % 2 * 7
+            x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(seed * 100 + turn))
             if (product(x, weight) - x @ dense.T).abs().max() > 1e-3:
                 wrong.append(seed)
 
@@ -237,10 +250,13 @@ def test_any_number_of_threads_gives_the_same_bits(rows):
 
 SEPARATE = """
 import os, sys, torch
-from decodescope.model.kernels import available, product
+from decodescope.model.kernels import Packed, available, product, unpack_rows
 weight, x = torch.randn(4000, 256).bfloat16(), torch.randn(2, 256)
+packed = Packed("Q8_0", torch.randint(0, 48, (4000, 272), dtype=torch.uint8))
+dense, many = unpack_rows(packed, 0, 4000, torch.float32), torch.randn(9, 256)
 def right():
-    return torch.allclose(product(x, weight), x @ weight.float().T, rtol=1e-3, atol=1e-3)
+    few = torch.allclose(product(x, weight), x @ weight.float().T, rtol=1e-3, atol=1e-3)
+    return few and torch.allclose(product(many, packed), many @ dense.T, rtol=1e-3, atol=1e-3)
 torch.set_num_threads(2)
 fine = all(right() for _ in range(50))
 """

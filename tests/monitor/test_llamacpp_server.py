@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_server import needs_prometheus, running_prometheus, wait_for
-from test_live_server import PACE
+from prometheus_server import let_scrapes_take, needs_prometheus, running_prometheus, wait_for
+from test_live_server import PACE, SCRAPE_S
 
 from decodescope.cli.main import main
 from decodescope.monitor.readings import Between, figures_of
@@ -86,7 +86,9 @@ def test_monitor_shows_it(busy, capsys):
 @needs_prometheus
 def test_the_rules_of_a_real_prometheus_find_its_tokens(busy, tmp_path):
     write_setup(tmp_path / "setup", {"llamacpp": [busy.address]}, None, PACE)
-    with running_prometheus(tmp_path / "setup/prometheus.yml", tmp_path / "data") as prometheus:
+    config = tmp_path / "setup/prometheus.yml"
+    let_scrapes_take(config, SCRAPE_S)
+    with running_prometheus(config, tmp_path / "data") as prometheus:
         found = wait_for(lambda: prometheus.query('llm:tokens_per_second{job="llamacpp"} > 0'), 30, "tokens/s")
         assert found[0][0]["instance"] == busy.address
-        assert prometheus.query('llm:requests_running{job="llamacpp"}')
+        wait_for(lambda: prometheus.query('llm:requests_running{job="llamacpp"}'), 30, "requests")

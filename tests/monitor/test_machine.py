@@ -43,7 +43,7 @@ def test_without_control_groups_it_is_the_machines_memory(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to these limits")
 @pytest.mark.parametrize(("limit", "taken"), [("RLIMIT_DATA", "data"), ("RLIMIT_AS", "vms")])
-@pytest.mark.parametrize("left_bytes", [64 << 20, 0])
+@pytest.mark.parametrize("left_bytes", [64 << 20, 8 << 20])
 def test_a_limit_of_the_process_itself_leaves_what_it_has_and_what_it_may_still_get(
     tmp_path, limit, taken, left_bytes
 ):

@@ -1,6 +1,5 @@
 """What is counted while a real model serves is what the traces of the same requests say."""
 
-import math
 from collections.abc import Iterator
 
 import pytest
@@ -107,6 +106,6 @@ def test_latencies_of_a_request_alone_are_those_of_its_trace_within_a_bucket(ser
 
 def width(buckets: tuple[float, ...], value: float) -> float:
     """Of the bucket that a value falls into."""
-    upper = next((bound for bound in buckets if bound >= value), math.inf)
+    upper = next(bound for bound in buckets if bound >= value)
     lower = max((bound for bound in buckets if bound < value), default=0.0)
     return upper - lower

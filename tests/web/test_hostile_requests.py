@@ -5,16 +5,13 @@ import re
 from typing import Any
 
 import pytest
-from live_web import serving
 from pydantic import ValidationError
 
 from decodescope.errors import InputError
 from decodescope.locale import LANGUAGES, catalogue, set_language
-from decodescope.serving.orders import Plan
 from decodescope.text.tokenizer import Tokenizer
 from decodescope.web.faults import fault_answer
 from decodescope.web.openai_requests import ChatRequest, CompletionRequest
-from decodescope.web.serve import Service
 
 MANY = 50_000
 UNKNOWN = {f"field{number}": 1 for number in range(MANY)}
@@ -71,12 +68,6 @@ def test_a_text_that_shows_by_its_size_that_it_is_too_long_is_not_tokenised(live
     monkeypatch.delattr(Tokenizer, "_encode")
     error = error_of(live, body, path)
     assert error["code"] == "context_length_exceeded" and "may take 131,072" in error["message"]
-
-
-def test_what_the_cache_can_never_hold_is_not_tokenised_either(tiny_session, monkeypatch):
-    with serving(tiny_session, Service(Plan(1 << 16))) as narrow:
-        monkeypatch.delattr(Tokenizer, "_encode")
-        assert "may take 256" in error_of(narrow, {"prompt": "x" * 5000})["message"]
 
 
 def error_of(live, body: object, path: str = "completions") -> dict[str, Any]:

@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 from select import select
 
+import live_web
 import pytest
 from live_web import TOKEN, serving
 from waiting import until
@@ -150,12 +151,23 @@ def test_beyond_the_limit_the_oldest_that_have_asked_for_nothing_make_way_at_onc
             assert http.get("v1/models").status_code == 200
 
 
-def test_where_all_have_asked_for_something_it_is_the_newcomer_that_has_to_go(crowded):
+def test_where_all_have_asked_for_something_the_one_that_did_longest_ago_makes_way(crowded):
     with ExitStack() as stack:
         known = [stack.enter_context(connected(crowded)) for _ in range(8)]
         assert all(map(healthy, known))
-        assert answer(stack.enter_context(connected(crowded))) == ""
-        assert all(map(healthy, known))
+        assert healthy(known[0])
+        new = stack.enter_context(connected(crowded))
+        until(lambda: not all(are_open(known)))
+        assert are_open(known) == [True, False, *[True] * 6]
+        assert healthy(new) and healthy(known[0])
+
+
+def test_where_all_are_being_answered_it_is_the_newcomer_that_has_to_go(tiny_session, monkeypatch):
+    monkeypatch.setattr(live_web, "most_connections", lambda requests: 2)
+    with serving(tiny_session, Service(Plan(1 << 28, most_running=2))) as running, ExitStack() as stack:
+        streams = [iter(stack.enter_context(running.streaming())) for _ in range(2)]
+        assert answer(stack.enter_context(connected(running))) == ""
+        assert all(next(each) for each in streams)
 
 
 def test_connections_are_twice_as_many_as_requests_and_leave_half_of_the_files_alone():

@@ -39,15 +39,15 @@ def process_figures() -> Figures:
 
 
 def memory_limit_bytes(mounted: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
-    """Resident bytes that this process may come to, by the machine, its control groups and its own limits."""
+    """Resident bytes that this process may have, by the machine, its control groups and its own limits."""
     return min([int(psutil.virtual_memory().total), *_group_limits(mounted, own), *_own_limits()])
 
 
 def _own_limits() -> Iterator[int]:
-    """What `ulimit -d` and `-v` leave: what is resident, and what may still be had.
+    """What is resident, and what `ulimit -d` and `-v` let be allocated beyond all that is.
 
-    They count room that is not resident, too: their own numbers say little of resident bytes. Only Linux holds a
-    process to both (getrlimit(2)).
+    They count room that is not resident, too: their own numbers say little of resident bytes, and what has been
+    allocated but not used counts as gone. Only Linux holds a process to both (getrlimit(2)).
     """
     if sys.platform != "linux":
         return

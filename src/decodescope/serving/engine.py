@@ -61,11 +61,6 @@ class Engine:
         self._thread.join()
 
     @property
-    def most_tokens(self) -> int:
-        """How many tokens of prompt and answer the cache has room for."""
-        return self.plan.cache_bytes // self._position_bytes
-
-    @property
     def healthy(self) -> bool:
         """Whether somebody works."""
         return self._thread.is_alive() and not self._closing
@@ -133,7 +128,7 @@ class Engine:
             raise InputError(
                 "serve.too_large",
                 tokens=len(order.prompt.tokens) + options.max_new_tokens,
-                most=self.most_tokens,
+                most=self.plan.cache_bytes // self._position_bytes,
             )
         return order
 

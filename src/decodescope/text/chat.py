@@ -69,17 +69,17 @@ class Rendered:
     spans: tuple[Span, ...]
 
 
-def raw_prompt(tokenizer: Tokenizer, text: str, context: int | None = None, most: int | None = None) -> Prompt:
+def raw_prompt(tokenizer: Tokenizer, text: str, context: int | None = None) -> Prompt:
     """A text as it stands, between the BOS and EOS ids which the tokenizer puts around it (role template).
 
     Raises InputError for a text that is empty, comes to no tokens, or to more than a `context` of tokens holds;
-    without tokenising it where it cannot come to fewer than `most`.
+    without tokenising it where its size alone tells.
     """
     if not text:
         raise InputError("text.empty_prompt")
     before, after = (_token(tokenizer, ids, TEMPLATE) for ids in (tokenizer.before, tokenizer.after))
     rendered = Rendered(text, (Span(0, len(text), TEXT),))
-    return _prompt(text, (*before, *_with_roles(tokenizer, rendered, context, most), *after))
+    return _prompt(text, (*before, *_with_roles(tokenizer, rendered, context), *after))
 
 
 def ids_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
@@ -89,9 +89,7 @@ def ids_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
     return _prompt(tokenizer.decode(ids), tuple(_token(tokenizer, ids, TEXT)))
 
 
-def chat_prompt(
-    tokenizer: Tokenizer, messages: Sequence[Message], context: int | None = None, most: int | None = None
-) -> Prompt:
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], context: int | None = None) -> Prompt:
     """A conversation through the model's chat template, ending with the head of the assistant's answer.
 
     The template writes BOS itself if it wants one. Raises InputError for a conversation without any content,
@@ -100,7 +98,7 @@ def chat_prompt(
     if not any(message["content"] for message in messages):
         raise InputError("chat.empty")
     rendered = render_chat(tokenizer, messages)
-    return _prompt(rendered.text, tuple(_with_roles(tokenizer, rendered, context, most)))
+    return _prompt(rendered.text, tuple(_with_roles(tokenizer, rendered, context)))
 
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True) -> Rendered:
@@ -200,17 +198,15 @@ def check_length(tokens: int, context: int | None) -> None:
         raise InputError("run.prompt_too_long", tokens=tokens, context=context)
 
 
-def _check_size(tokenizer: Tokenizer, text: str, most: int | None) -> None:
-    """Raise InputError for a text of which it shows at once that it comes to `most` tokens or more."""
-    if most is not None and len(text) >= most and (fewest := tokenizer.fewest(text)) >= most:
-        raise InputError("run.text_too_long", characters=len(text), tokens=fewest, most=most)
+def _check_size(tokenizer: Tokenizer, text: str, context: int | None) -> None:
+    """Raise InputError for a text of which it shows at once that a context cannot hold it and an answer."""
+    if context is not None and len(text) >= context and (fewest := tokenizer.fewest(text)) >= context:
+        raise InputError("run.text_too_long", characters=len(text), tokens=fewest, most=context)
 
 
-def _with_roles(
-    tokenizer: Tokenizer, rendered: Rendered, context: int | None, most: int | None
-) -> Iterator[PromptToken]:
+def _with_roles(tokenizer: Tokenizer, rendered: Rendered, context: int | None) -> Iterator[PromptToken]:
     """The tokens of a text; one that straddles a border belongs to the message it holds a character of."""
-    _check_size(tokenizer, rendered.text, context if most is None else most)
+    _check_size(tokenizer, rendered.text, context)
     found = tokenizer.encode_spans(rendered.text)
     check_length(len(found), context)  # before millions of tokens are described
     roles = [TEMPLATE] * len(rendered.text)

@@ -200,11 +200,11 @@ def _job(asked: Asked, served: Served) -> Job:
 
 
 def _prompts(asked: Asked, served: Served) -> "list[Prompt]":
-    session, most = served.session, served.engine.most_tokens
+    session = served.session
     if isinstance(asked, ChatRequest):
-        return [session.chat([message.plain for message in asked.messages], most)]
+        return [session.chat([message.plain for message in asked.messages])]
     return [
-        session.prompt(prompt, chat=False, most=most) if isinstance(prompt, str) else session.prompt_of(prompt)
+        session.prompt(prompt, chat=False) if isinstance(prompt, str) else session.prompt_of(prompt)
         for prompt in asked.prompts
     ]
 

@@ -83,16 +83,16 @@ class _Config(uvicorn.Config):
 class _Connection(H11Protocol):
     """Closes itself where no request comes: whoever has no token could otherwise hold all there are.
 
-    Where there are too many, the one makes way that has waited longest for its first request.
+    Where there are too many, the one makes way that has been idle longest, those first that never asked for
+    anything; the new one only where all are being answered.
     """
 
     config: _Config
-    _since = 0.0  # by the clock of the event loop
+    _idle_since = 0.0  # by the clock of the event loop
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since = self.loop.time()
         self._wait_for_head()
         self._make_room()
 
@@ -108,11 +108,17 @@ class _Connection(H11Protocol):
         known = [each for each in self.connections if isinstance(each, _Connection)]
         there = [each for each in known if not each.transport.is_closing()]
         if len(there) > self.config.connections:
-            silent = [each for each in there if each.cycle is None]  # at least this one
-            min(silent, key=lambda each: each._since).transport.close()
+            idle = [each for each in there if each._is_idle and each is not self]
+            min(idle, key=lambda each: (each.cycle is not None, each._idle_since), default=self).transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
         self._wait_no_more()
+        self._idle_since = self.loop.time()
         self._late = self.loop.call_later(HEAD_S, self._give_up)
 
     def _wait_no_more(self) -> None:
@@ -120,7 +126,7 @@ class _Connection(H11Protocol):
             self._late.cancel()
 
     def _give_up(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_idle:
             self.transport.close()
 
 

@@ -4,6 +4,8 @@
 #include "packed.h"
 
 #define AMX_FROM 4 /* rows of activations: from here on tiles are faster than digits row by row */
+/* With many rows of activations more weights are unpacked at once: each block of activations is fetched less often. */
+#define WEIGHTS_TOGETHER(M) (M > SIDE ? 4 * SIDE : SIDE)
 
 /* Rows of weights, SIDE by SIDE, against all rows of activations, `together` at a time; `count` of them are there. */
 INLINE void amx_rows(
@@ -38,13 +40,11 @@ static void amx_rows_of(int format, const problem *p, tile_weights w, int64_t co
     }
 }
 
-/* With many rows of activations more weights are unpacked at once: each block of activations is fetched less often. */
 static void work_amx(const void *job, int64_t from, int64_t to) {
-    static _Thread_local kept memory;
     const problem *p = job;
-    const int64_t K = p->K, row_bytes = row_bytes_of(p->format, K), at_once = p->M > SIDE ? 4 * SIDE : SIDE;
+    const int64_t K = p->K, row_bytes = row_bytes_of(p->format, K), at_once = WEIGHTS_TOGETHER(p->M);
     tile_weights w = tile_sizes(K);
-    w.memory = room_in(&memory, (size_t)(at_once / SIDE * w.bytes));
+    w.memory = room_for(WEIGHTS, (size_t)(at_once / SIDE * w.bytes));
     if (!w.memory) {
         work_floats(job, from, to);
         return;

@@ -26,20 +26,36 @@ typedef struct problem {
     int64_t start, rows; /* where its rows begin in the work of the call, how many they are */
 } problem;
 
-/* Memory that a thread keeps for the next time. */
+/* Memory that a thread keeps for the next time, until it ends. */
+enum room { WEIGHTS, CHUNKS, COLUMNS, ROOMS };
 typedef struct {
     void *at;
     size_t bytes;
 } kept;
+static _Thread_local kept rooms[ROOMS];
+static pthread_key_t leaving;
+static pthread_once_t leaving_made = PTHREAD_ONCE_INIT;
+
+static void leave_rooms(void *all) {
+    for (kept *room = all; room < (kept *)all + ROOMS; room++) {
+        free(room->at);
+        *room = (kept){0};
+    }
+}
+
+static void make_leaving(void) { pthread_key_create(&leaving, leave_rooms); }
 
 /* Room for so many bytes, what was in it is lost; NULL where there is none. */
-static void *room_in(kept *memory, size_t bytes) {
-    if (bytes > memory->bytes) {
-        free(memory->at);
-        memory->at = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-        memory->bytes = memory->at ? bytes : 0;
+static void *room_for(enum room which, size_t bytes) {
+    kept *room = rooms + which;
+    if (bytes > room->bytes) {
+        pthread_once(&leaving_made, make_leaving);
+        pthread_setspecific(leaving, rooms);
+        free(room->at);
+        room->at = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+        room->bytes = room->at ? bytes : 0;
     }
-    return memory->at;
+    return room->at;
 }
 
 /* Rows in a piece of work, which go `together`: enough bytes that handing it out costs nothing. */

@@ -98,10 +98,9 @@ static void work_packed(const void *job, int64_t from, int64_t to) {
 
 /* Rows of weights are unpacked into a buffer that this thread keeps, in its cache, and meet all activations there. */
 static void work_unpacked(const void *job, int64_t from, int64_t to) {
-    static _Thread_local kept memory;
     const problem *p = job;
     const int64_t K = p->K, row_bytes = row_bytes_of(p->format, K);
-    float *rows = room_in(&memory, (size_t)(WEIGHTS_AT_ONCE * K) * sizeof(float));
+    float *rows = room_for(WEIGHTS, (size_t)(WEIGHTS_AT_ONCE * K) * sizeof(float));
     if (!rows) {
         work_floats(job, from, to);
         return;

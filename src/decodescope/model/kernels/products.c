@@ -1,4 +1,4 @@
-/* y = x W^T for a few rows of float32 activations, W read as it is stored: float, bf16, fp16 or GGUF blocks.
+/* y = x W^T for rows of float32 activations, W read as it is stored: float, bf16, fp16 or GGUF blocks.
  *
  * Compiled on first use by build.py, called through ctypes by compiled.py; sizes are checked by the caller. Four ways
  * through, by what the compiler may use: AMX for several rows of packed weights (amx.h), AVX-512 VNNI for few
@@ -69,13 +69,12 @@ static int in_tiles(const problem *p) { return p->run == work_amx; }
 
 /* All rows of activations as tiles, in a buffer that this thread keeps. Returns whether there was memory. */
 static int prepare_amx(call *all, int threads) {
-    static _Thread_local kept memory;
     const problem *first = all->parts;
     const int64_t together = ROWS_TOGETHER(first->M), blocks = (first->M + together - 1) / together;
     int wanting = 0;
     for (int i = 0; i < all->count; i++) wanting += in_tiles(all->parts + i);
     if (!wanting) return 1;
-    column_group *buffer = room_in(&memory, (size_t)(blocks * first->K / 32) * sizeof(column_group));
+    column_group *buffer = room_for(COLUMNS, (size_t)(blocks * first->K / 32) * sizeof(column_group));
     if (!buffer) return 0;
     const laying job = {.x = first->x, .K = first->K, .M = first->M, .out = buffer};
     share(work_lay, &job, blocks, 1, threads);
@@ -85,7 +84,7 @@ static int prepare_amx(call *all, int threads) {
 }
 
 #else
-#define SIDE 1
+#define WEIGHTS_TOGETHER(M) 1
 static int in_tiles(const problem *p) { return (void)p, 0; }
 static int prepare_amx(call *all, int threads) { return (void)all, (void)threads, 1; }
 #endif
@@ -97,12 +96,11 @@ static int in_digits(const problem *p) { return p->run == work_packed && p->form
 /* Rows of K activations -> rows of chunks for every format of a call, in a buffer that this thread keeps. Returns
  * whether there was memory. */
 static int prepare(call *all) {
-    static _Thread_local kept memory;
     const int64_t K = all->parts[0].K, M = all->parts[0].M, chunks = (K + CHUNK - 1) / CHUNK;
     int wanting = 0;
     for (int i = 0; i < all->count; i++) wanting += in_digits(all->parts + i);
     if (!wanting) return 1;
-    chunk *buffer = room_in(&memory, (size_t)(all->count * M * chunks) * sizeof(chunk));
+    chunk *buffer = room_for(CHUNKS, (size_t)(all->count * M * chunks) * sizeof(chunk));
     if (!buffer) return 0;
     for (problem *p = all->parts; p < all->parts + all->count; p++) {
         if (!in_digits(p)) continue;
@@ -142,7 +140,7 @@ static int few_products(const request *r, int count, const float *x, int64_t M, 
         all.parts[i].start = size;
         y += m->rows;
         size += (m->rows + 15) & ~(int64_t)15; /* rows go together as they do alone */
-        if (in_tiles(all.parts + i)) together = SIDE;
+        if (in_tiles(all.parts + i)) together = WEIGHTS_TOGETHER(M);
         const int64_t row_bytes = m->packed ? row_bytes_of((int)m->format, r->K) : r->K * KIND_BYTES[m->format];
         if (row_bytes > widest) widest = row_bytes;
     }
@@ -151,7 +149,7 @@ static int few_products(const request *r, int count, const float *x, int64_t M, 
     return 0;
 }
 
-#define LAID_OUT 512 /* rows of activations at a time: they take three times their memory, and this thread keeps it */
+#define LAID_OUT 512 /* rows of activations at a time: this thread keeps the memory of their layout */
 
 /* y [M, N] = x [M, K] times up to MOST_MATRICES matrices, side by side, plus their biases. Returns 0, or 1 when there
  * was no memory. */
