@@ -7,6 +7,7 @@ import sys
 import threading
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -246,6 +247,18 @@ def test_any_number_of_threads_gives_the_same_bits(rows):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@compiled
+def test_threads_that_have_ended_keep_nothing():
+    """What 512 rows are laid out in takes 8 MB, where there are tiles."""
+    weight, x, taken = random_packed("Q8_0", 16, 152), activations(512, 4864), []
+    for _ in range(16):
+        thread = threading.Thread(target=product, args=(x, weight))
+        thread.start()
+        thread.join()
+        taken.append(psutil.Process().memory_info().rss)
+    assert taken[-1] - taken[3] < 48 << 20
 
 
 SEPARATE = """
